@@ -1,0 +1,50 @@
+"""Hooks that are all gone when their block ends, also after an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+Edit = Callable[[Tensor], Tensor | None]  # None: leave it as it is
+
+
+class Hooks(ExitStack):
+    """Use as ``with Hooks() as hooks: hooks.before(module, edit); ...; run the model``."""
+
+    def before(self, module: nn.Module, edit: Edit) -> None:
+        """Pass the module's input (its first argument, or ``hidden_states``) through ``edit``."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            edited = edit(args[0] if args else kwargs["hidden_states"])
+            if edited is None:
+                return None
+            return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
+
+        self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def after(self, module: nn.Module, edit: Edit) -> None:
+        """Pass the module's output (the first of several) through ``edit``."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if not isinstance(output, tuple):
+                return edit(output)
+            edited = edit(output[0])
+            return None if edited is None else (edited, *output[1:])
+
+        self.callback(module.register_forward_hook(hook).remove)
+
+    def instead(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Run ``forward`` in place of the module's own."""
+        own = module.__dict__.get("forward")  # an instance may carry one already: accelerate puts it there
+
+        def restore() -> None:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+        module.forward = forward
+        self.callback(restore)

