@@ -45,8 +45,21 @@ def run_heads(
     n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
     grad = gates.requires_grad and torch.is_grad_enabled()
     at_once = rows_that_fit(model, tokens, n_logits, grad=grad, memory_gb=memory_gb)
-    parts = [_run_rows(model, tokens, part, source, mask, start, logits_at) for part in gates.split(at_once)]
-    return torch.cat(parts)
+    if start is None or grad:
+        return torch.cat([_run_rows(model, tokens, g, source, mask, start, logits_at) for g in gates.split(at_once)])
+    # Rows that share their first closed layer share the layers that are left out.
+    first = _first_closed(gates)
+    order = first.argsort(stable=True)
+    groups = [part for same in order.split(first.bincount().tolist()) for part in same.split(at_once) if len(part)]
+    parts = [_run_rows(model, tokens, gates[part], source, mask, start, logits_at) for part in groups]
+    return torch.cat(parts)[order.argsort().to(parts[0].device)]
+
+
+def _first_closed(gates: Tensor) -> Tensor:
+    """The lowest layer of each row with a gate that is not 1; the last layer where there is none."""
+    closed = (gates != 1).any(2)
+    closed[:, -1] = True
+    return closed.int().argmax(1)
 
 
 def _run_rows(
@@ -79,7 +92,7 @@ def _mix(gates: Tensor, source: Tensor | None) -> Edit:
     def edit(z: Tensor) -> Tensor:
         own = z.unflatten(-1, (heads, -1)).unflatten(0, (rows, -1))
         # In float32 also for a half-precision model: gates near 1 and their gradients would be lost otherwise.
-        open_ = gates.to(z.device, torch.float32)[:, None, None, :, None]
+        open_ = gates.to(z.device, torch.promote_types(z.dtype, torch.float32))[:, None, None, :, None]
         mixed = own * open_
         if source is not None:
             mixed = mixed + (1 - open_) * source.to(z.device)

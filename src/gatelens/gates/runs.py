@@ -71,7 +71,8 @@ def forward(
         real = mask.to(model.device)
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
         inputs |= {"attention_mask": repeat(real.long(), rows), "position_ids": repeat(positions, rows)}
-    return model.hf(**inputs).logits
+    logits: Tensor = model.hf(**inputs).logits
+    return logits[:, 0] if isinstance(logits_at, str) and logits_at == "last" else logits
 
 
 def skip_to(model: Model, layer: int, stream: Tensor, hooks: Hooks, rows: int = 1) -> None:
@@ -88,10 +89,10 @@ def pick(hidden: Tensor, mask: Tensor | None, logits_at: LogitsAt, rows: int) ->
     if logits_at == "all":
         return hidden
     if mask is None:
-        return hidden[:, -1]
+        return hidden[:, -1:]
     places = torch.arange(mask.shape[1], device=mask.device)
     last = repeat((mask * places).argmax(-1).to(hidden.device), rows)
-    return hidden[torch.arange(len(last), device=hidden.device), last]
+    return hidden[torch.arange(len(last), device=hidden.device), last, None]
 
 
 def repeat(x: Tensor, rows: int) -> Tensor:
@@ -100,14 +101,19 @@ def repeat(x: Tensor, rows: int) -> Tensor:
 
 
 def rows_that_fit(model: Model, tokens: Tensor, logits: int, *, grad: bool, memory_gb: float) -> int:
-    """How many rows of these prompts fit into the memory budget; at least one.
-
-    A row holds its widest moment (stream, head outputs and MLP hidden layer, about twice each) and its logits;
-    when gradients are wanted, every layer's moment is kept.
-    """
-    config = model.hf.config
-    inner = getattr(config, "intermediate_size", None) or 4 * model.anatomy.width
-    per_token = 8 * model.anatomy.width + 4 * inner
-    layers = model.n_layers if grad else 1
-    numbers = tokens.numel() * per_token * layers + 2 * logits * config.vocab_size
+    """How many rows of these prompts fit into the memory budget; at least one."""
+    per_token = gradient_numbers(model, 1) if grad else moment_numbers(model)
+    numbers = tokens.numel() * per_token + 2 * logits * int(model.hf.config.vocab_size)
     return max(1, int(memory_gb * 1e9 // (numbers * 4)))
+
+
+def moment_numbers(model: Model) -> int:
+    """How many numbers a run holds for one token at its widest: stream, heads and MLP, about twice each."""
+    inner = getattr(model.hf.config, "intermediate_size", None) or 4 * model.anatomy.width
+    return 8 * model.anatomy.width + 4 * int(inner)
+
+
+def gradient_numbers(model: Model, length: int) -> int:
+    """How many numbers a run with gradients holds for one prompt: every layer's moment, and attention weights."""
+    attention = 2 * model.n_layers * model.n_heads * length**2
+    return length * model.n_layers * moment_numbers(model) + attention + 2 * int(model.hf.config.vocab_size)

@@ -1,0 +1,105 @@
+"""Run a model with gradients, from embeddings of our choice, and catch the gradients where gates act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gatelens.anatomy import Block
+from gatelens.errors import GatelensError
+from gatelens.gates.hooks import Edit, Hooks
+from gatelens.gates.runs import forward
+from gatelens.model import Model
+
+Metric = Callable[[Tensor], Tensor]
+"""From logits (prompt, vocab) at the last position to one number for each prompt."""
+
+
+def midpoints(steps: int) -> list[float]:
+    """Where the path from corrupt (0) to clean (1) is evaluated. One step is the clean end: plain attribution."""
+    if steps < 1:
+        raise GatelensError(f"the number of steps is at least 1, not {steps}: 1 is plain attribution, more a path.")
+    return [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
+
+
+def differentiate(
+    model: Model, tokens: Tensor, metric: Metric, watch: Callable[[Hooks], None], embedding: Tensor | None = None
+) -> None:
+    """One forward and backward; ``watch`` sets the hooks that catch what is wanted on the way.
+
+    embedding: (prompt, position, width), put in place of the model's own. The weights are frozen, so the backward
+    pass computes gradients of activations only.
+    """
+    leaves: list[Tensor] = []
+
+    def begin(stream: Tensor) -> Tensor:
+        leaves.append((stream if embedding is None else embedding.to(stream)).detach().requires_grad_())
+        return leaves[0]
+
+    with torch.enable_grad(), Hooks() as hooks:
+        hooks.before(model.anatomy.blocks[0].layer, begin)
+        watch(hooks)
+        value = metric(forward(model, tokens, None, hooks, "last")).sum()
+        torch.autograd.grad(value, leaves)
+
+
+def z_gradients(model: Model, tokens: Tensor, metric: Metric, embedding: Tensor | None = None) -> list[Tensor]:
+    """The gradient of the metric (summed over prompts) at every head's output: (prompt, position, head, dim) each."""
+    grads: dict[int, Tensor] = {}
+
+    def watch(hooks: Hooks) -> None:
+        for layer, block in enumerate(model.anatomy.blocks):
+            hooks.before(block.out, catch(grads, layer))
+
+    differentiate(model, tokens, metric, watch, embedding)
+    cut = (model.n_heads, model.anatomy.head_dim)
+    return [grads[layer].unflatten(-1, cut) for layer in range(model.n_layers)]
+
+
+@dataclass(eq=False)
+class InputGradients:
+    """What one forward and backward says about every destination: its stream, and the gradient behind its norm."""
+
+    streams: list[Tensor] = field(default_factory=list)  # each layer's attention input
+    mlp_streams: list[Tensor] = field(default_factory=list)
+    finals: list[Tensor] = field(default_factory=list)
+    qkv: list[dict[int, Tensor]] = field(default_factory=list)  # at the outputs of each layer's projections
+    mlp: dict[int, Tensor] = field(default_factory=dict)  # at each MLP's input, behind the norm
+    final: dict[int, Tensor] = field(default_factory=dict)  # at the final norm's output
+
+    def watch(self, model: Model, hooks: Hooks) -> None:
+        for layer, block in enumerate(model.anatomy.blocks):
+            self._watch_block(layer, block, hooks)
+        hooks.before(model.anatomy.final_norm.part, keep(self.finals))
+        hooks.after(model.anatomy.final_norm.part, catch(self.final, 0))
+
+    def _watch_block(self, layer: int, block: Block, hooks: Hooks) -> None:
+        self.qkv.append({})
+        hooks.before(block.layer, keep(self.streams))
+        for i, module in enumerate(block.qkv):
+            hooks.after(module, catch(self.qkv[layer], i))
+        hooks.before(block.mlp_start, keep(self.mlp_streams))
+        hooks.before(block.mlp, catch(self.mlp, layer, shared=True))
+
+
+def catch(grads: dict[int, Tensor], key: int, shared: bool = False) -> Edit:
+    """An edit that changes no number but keeps the gradient that comes back through this place.
+
+    shared: the tensor is used elsewhere too (a stream, read by its component and carried on); then only what comes
+    back from here counts. A module's output is better left as it is, because some families change it in place.
+    """
+
+    def edit(x: Tensor) -> Tensor:
+        seen = x.view_as(x) if shared else x
+        seen.register_hook(lambda grad: grads.__setitem__(key, grad))
+        return seen
+
+    return edit
+
+
+def keep(into: list[Tensor]) -> Edit:
+    """An edit that changes nothing but keeps the tensor."""
+    return lambda x: into.append(x.detach())
