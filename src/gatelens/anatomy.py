@@ -18,6 +18,11 @@ from torch import Tensor, nn
 from gatelens.errors import GatelensError
 
 
+def widen(x: Tensor) -> Tensor:
+    """At least float32: sums over prompts, positions and sources are never kept in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 @dataclass(frozen=True, order=True)
 class Head:
     """One attention head, written ``L3H7``: layer 3, head 7, both counted from 0."""
@@ -122,6 +127,12 @@ class Norm:
     module: nn.Module | None
     kind: NormKind
 
+    @property
+    def part(self) -> nn.Module:
+        """The module, where there must be one."""
+        assert self.module is not None
+        return self.module
+
     def __call__(self, x: Tensor) -> Tensor:
         return x if self.module is None else self.module(x)
 
@@ -130,8 +141,8 @@ class Norm:
         if self.module is None:
             return torch.ones_like(x)
         weight = getattr(self.module, "weight", None)
-        inverse = self._inverse(x.float())
-        return inverse.expand_as(x) if weight is None else inverse * (weight.float() + self.kind.weight_offset)
+        inverse = self._inverse(widen(x))
+        return inverse.expand_as(x) if weight is None else inverse * (widen(weight) + self.kind.weight_offset)
 
     def pull_back(self, grads: Tensor, x: Tensor) -> Tensor:
         """Gradients at the norm's output, turned in place into gradients at its input ``x``.
@@ -143,15 +154,15 @@ class Norm:
             return grads
         weight = getattr(self.module, "weight", None)
         if weight is not None:
-            grads *= weight.float() + self.kind.weight_offset
-        x = x.float()
+            grads *= widen(weight) + self.kind.weight_offset
+        x = widen(x)
         inverse = self._inverse(x)
         if self.kind.centred:
             x = x - x.mean(-1, keepdim=True)
             grads -= grads.mean(-1, keepdim=True)
         normed = x * inverse
         along = torch.einsum("k...d,...d->k...", grads, normed) / x.shape[-1]
-        grads -= along.unsqueeze(-1) * normed
+        grads.addcmul_(along.unsqueeze(-1), normed, value=-1)
         grads *= inverse
         return grads
 
@@ -175,6 +186,11 @@ class Block:
     after_attention: Norm
     before_mlp: Norm
     after_mlp: Norm
+
+    @property
+    def mlp_start(self) -> nn.Module:
+        """The module whose input is the stream that the MLP reads."""
+        return self.mlp if self.before_mlp.module is None else self.before_mlp.module
 
     @property
     def mlp_end(self) -> nn.Module:
@@ -230,6 +246,18 @@ class Anatomy:
         parts = [part.flatten(-2) for part in (q, k, v)]
         return [torch.cat(parts, dim=-1)] if self.family.fused else parts
 
+    def unfuse(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The inverse of :meth:`fuse`: outputs of ``block.qkv`` as per-head q, k and v (..., head, dim)."""
+        if self.family.fused == "per head":
+            q, k, v = outputs[0].unflatten(-1, (self.n_heads, 3, self.head_dim)).unbind(-2)
+            return q, k, v
+        if self.family.fused:
+            outputs = outputs[0].split(
+                [n * self.head_dim for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)], -1
+            )
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in outputs)
+        return q, k, v
+
     def out_weight(self, block: Block) -> Tensor:
         """The output projection cut into heads: (head, dim, width)."""
         return _linear(block.out)[0].T.unflatten(0, (self.n_heads, self.head_dim))
@@ -245,7 +273,9 @@ class Anatomy:
         by_head = z.reshape(-1, self.n_heads, self.head_dim).transpose(0, 1)
         shares = torch.bmm(by_head, self.out_weight(block)).unflatten(1, shape)
         if block.after_attention.module is not None:
-            shares *= block.after_attention.scale(block.out(z.flatten(-2))).to(shares.dtype)
+            bias = _linear(block.out)[1]
+            total = shares.sum(0) if bias is None else shares.sum(0) + bias
+            shares *= block.after_attention.scale(total).to(shares.dtype)
         return shares
 
 

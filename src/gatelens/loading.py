@@ -92,7 +92,8 @@ def _read_pretrained(what: str, dtype: torch.dtype, device_map: Any, allow_pickl
     """A folder or a hub id, through transformers. The config is judged before any weights are read."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    with _one_sentence(what):
+    with _one_sentence(what), _quiet():
+        _ask_hub(what)
         config = AutoConfig.from_pretrained(what, trust_remote_code=False)
     _refuse_unfit(what, config)
     if Path(what).is_dir():
@@ -104,17 +105,43 @@ def _read_pretrained(what: str, dtype: torch.dtype, device_map: Any, allow_pickl
             dtype=dtype,
             device_map=device_map,
             use_safetensors=None if allow_pickle else True,
+            ignore_mismatched_sizes=True,  # refused below, in fewer words
             trust_remote_code=False,
             output_loading_info=True,
         )
-    missing = sorted(info["missing_keys"])
-    if missing:
+    absent = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
+    if absent:
         raise GatelensError(
-            f"the weights of {what} lack {len(missing)} of the model's tensors ({missing[0]}, ...): "
-            "they would be random numbers. Copy or download the model again."
+            f"the weights of {what} lack {len(absent)} of the tensors that its config.json asks for, or have them in "
+            f"another shape ({absent[0]}, ...): they would be random numbers; copy or download the model again."
         )
-    with _one_sentence(what):
-        return hf, AutoTokenizer.from_pretrained(what, trust_remote_code=False)
+    with _one_sentence(what), _quiet():
+        tokenizer = AutoTokenizer.from_pretrained(what, trust_remote_code=False)
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made up by transformers, for lack of files
+        raise _no_tokenizer(what)
+    return hf, tokenizer
+
+
+def _ask_hub(what: str) -> None:
+    """Fail at once where the hub cannot give a model: transformers would ask again for half a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if not Path(what).is_dir() and try_to_load_from_cache(what, "config.json") is None:
+        get_hf_file_metadata(hf_hub_url(what, "config.json"), timeout=10)
+
+
+def _only_pickled(what: str) -> GatelensError:
+    return GatelensError(
+        f"{what} has only pickled weights (.bin), which can run code of whoever wrote them: convert them to "
+        "safetensors, or pass allow_pickle=True (--allow-pickle) if you trust their author."
+    )
+
+
+def _no_tokenizer(what: str) -> GatelensError:
+    return GatelensError(
+        f"{what} has no tokenizer that can be read: put the files that its tokenizer's save_pretrained writes "
+        "(tokenizer.json, tokenizer_config.json) beside the weights."
+    )
 
 
 def _refuse_unfit(what: str, config: Any) -> None:
@@ -138,12 +165,9 @@ def _check_weights(folder: Path, allow_pickle: bool) -> None:
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
-    pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in {".bin", ".pt", ".pth", ".pkl"}]
+    pickles = sorted(folder.glob("pytorch_model*.bin"))
     if not files and pickles and not allow_pickle:
-        raise GatelensError(
-            f"{folder} has only pickled weights ({pickles[0]}), which can run code of whoever wrote them: convert "
-            "them to safetensors, or pass allow_pickle=True (--allow-pickle) if you trust their author."
-        )
+        raise _only_pickled(str(folder))
     if not files and not pickles:
         raise GatelensError(
             f"the folder {folder} has a config.json but no weights: put model.safetensors into it, "
@@ -162,17 +186,28 @@ def _one_sentence(what: str) -> Iterator[None]:
     """Turn what transformers and the hub raise about a model into one sentence with the remedy."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # transformers and the hub raise errors of many kinds, some of their own
         text = " ".join(str(error).split())
         if "trust_remote_code" in text or "custom code" in text:
             raise GatelensError(
                 f"{what} needs code of its own (remote code), which gatelens does not run: "
                 "use a model whose family is part of transformers."
             ) from error
+        if "cannot be loaded with `safetensors`" in text:
+            raise _only_pickled(what) from error
+        if "does not recognize this architecture" in text:
+            raise GatelensError(
+                f"{what} is of a family that the installed transformers does not know: upgrade transformers, or use "
+                f"a model of a family that gatelens knows ({', '.join(sorted(FAMILIES))})."
+            ) from error
+        if "backend tokenizer" in text:
+            raise _no_tokenizer(what) from error
         if isinstance(error, ImportError):
             raise GatelensError(f"{what} needs a package that is not installed: {text}") from error
         if Path(what).is_dir():
-            raise GatelensError(f"cannot read the model in {what}: {text}") from error
+            raise GatelensError(
+                f"cannot read the model in {what} ({text.rstrip('.')}): copy or download it again."
+            ) from error
         near = difflib.get_close_matches(what, BUILT_IN, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise GatelensError(
@@ -184,14 +219,16 @@ def _one_sentence(what: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars: loading is short here, and results are read from the same screen."""
+    """Without transformers' progress bars and reports: what they say of a bad model is said in one sentence here."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
@@ -239,7 +276,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(**where)
             hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except Exception as error:  # the reader fails in as many ways as a file can be damaged
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise GatelensError(
             f"cannot read {gguf}: {reason}. If it is truncated, copy it again; transformers reads the gguf files "
             "of Llama, Mistral, Qwen, Phi-3, Gemma and some other families."

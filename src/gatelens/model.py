@@ -49,6 +49,11 @@ class Model:
         return self.hf.dtype
 
     @property
+    def wide_dtype(self) -> torch.dtype:
+        """What scores and differences are kept in: at least float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.hf.parameters())
 

@@ -1,0 +1,43 @@
+"""Prompts, in batches that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.tasks.base import Bucket, CircuitTask
+
+
+def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], memory_gb: float) -> list[Bucket]:
+    """The task's buckets, cut into batches that fit into the memory budget, in order.
+
+    numbers_per_prompt: how many float32 numbers the work holds for one prompt of a given length.
+    """
+    if not isinstance(task, CircuitTask):
+        raise GatelensError(
+            f"the task {task.name} has target responses, not clean and corrupt prompts: circuits need a circuit task."
+        )
+    return list(_batches(task, numbers_per_prompt, memory_gb))
+
+
+def _batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], memory_gb: float) -> Iterator[Bucket]:
+    for bucket in task.buckets:
+        size = max(1, int(memory_gb * 1e9 // (4 * numbers_per_prompt(bucket.clean.shape[1]))))
+        for start in range(0, len(bucket), size):
+            cut = slice(start, start + size)
+            yield Bucket(bucket.clean[cut], bucket.corrupt[cut], bucket.which[cut])
+
+
+def join(task: CircuitTask, parts: Sequence[Tensor]) -> list[Tensor]:
+    """What was computed batch by batch (prompt first), as one tensor for each bucket again."""
+    joined: list[Tensor] = []
+    rest = list(parts)
+    for bucket in task.buckets:
+        mine: list[Tensor] = []
+        while sum(map(len, mine)) < len(bucket):
+            mine.append(rest.pop(0))
+        joined.append(torch.cat(mine))
+    return joined

@@ -1,0 +1,163 @@
+"""Score gates exactly: close one at a time and see what the metric does.
+
+Every score is ``metric with the gate open - metric with it closed``, mean over prompts. Noising starts from the clean
+run and closes one gate; denoising starts from the corrupt run and opens one.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gatelens.batches import batches, join
+from gatelens.errors import GatelensError
+from gatelens.gates.attention import attention_numbers, capture_attention, run_attention
+from gatelens.gates.edges import Components, capture_components, edge_numbers, run_edges
+from gatelens.gates.heads import run_heads
+from gatelens.gates.runs import Run, capture, moment_numbers
+from gatelens.graph import Graph
+from gatelens.journal import Journal
+from gatelens.model import Model
+from gatelens.scores import AttentionScores, EdgeScores, HeadScores
+from gatelens.tasks.base import Bucket, CircuitTask
+
+Direction = Literal["noising", "denoising"]
+
+
+def patch_heads(
+    model: Model,
+    task: CircuitTask,
+    direction: Direction = "noising",
+    *,
+    memory_gb: float = 2.0,
+    journal: Journal | None = None,
+) -> HeadScores:
+    """Every head's score by activation patching. Cost: 2 forwards and about half a forward per head.
+
+    Noising: the head's output in the clean run is replaced by the corrupt run's; the score is how much is lost.
+    Denoising: in the corrupt run it is replaced by the clean run's; the score is how much is gained.
+    """
+    if direction not in ("noising", "denoising"):
+        raise GatelensError(f"no direction '{direction}': heads are patched by 'noising' or by 'denoising'.")
+    journal = journal or Journal()
+    # Some rows of a layer at a time: larger batches leave the processor's cache and gain nothing.
+    parts = batches(task, lambda length: moment_numbers(model) * length * model.n_heads, memory_gb)
+    journal.begin("patch heads", len(parts) * model.n_layers)
+    sign = 1 if direction == "noising" else -1
+
+    def patch(batch: Bucket, layer: int) -> Tensor:
+        base, other = runs(batch)
+        gates = torch.ones(model.n_heads, model.n_layers, model.n_heads)
+        gates[:, layer] -= torch.eye(model.n_heads)
+        logits = run_heads(model, base.tokens, gates, other.heads, start=base, memory_gb=memory_gb)
+        lost = task.metric(base.logits, batch) - task.metric(logits, batch)  # (head, prompt)
+        return sign * lost.sum(1)
+
+    @cache
+    def runs(batch: Bucket) -> tuple[Run, Run]:
+        clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
+        return (clean, corrupt) if direction == "noising" else (corrupt, clean)
+
+    pieces: list[Tensor] = []
+    for i, batch in enumerate(parts):
+        layers = [journal.piece(f"heads-{i}-{n}", partial(patch, batch, n)) for n in range(model.n_layers)]
+        pieces.append(torch.stack(layers))
+        runs.cache_clear()
+    return HeadScores(torch.stack(pieces).sum(0) / len(task), f"patching ({direction})")
+
+
+def patch_edges(
+    model: Model,
+    task: CircuitTask,
+    sample: int | None = None,
+    *,
+    seed: int = 0,
+    memory_gb: float = 2.0,
+    journal: Journal | None = None,
+) -> EdgeScores:
+    """The score of every edge, or of a random sample of them, by closing it alone in the clean run.
+
+    Cost: 2 forwards and, per edge, the part of a forward that lies above its destination.
+    """
+    journal = journal or Journal()
+    graph = Graph.of(model.anatomy)
+    sources, destinations = graph.edges.T.nonzero(as_tuple=True)[::-1]  # in the order of destinations
+    chosen = sorted(_choose(len(sources), sample, seed))
+    sources, destinations = sources[chosen], destinations[chosen]
+    rows_at_once = 16
+    parts = batches(task, lambda length: rows_at_once * edge_numbers(model, length), memory_gb)
+    cuts = list(torch.arange(len(chosen)).split(rows_at_once))
+    journal.begin("patch edges", len(parts) * len(cuts))
+
+    def patch(batch: Bucket, cut: Tensor) -> Tensor:
+        clean, corrupt = runs(batch)
+        gates = torch.ones(len(cut), graph.n_sources, graph.n_destinations)
+        gates[torch.arange(len(cut)), sources[cut], destinations[cut]] = 0
+        logits = run_edges(model, batch.clean, gates, corrupt, start=clean, memory_gb=memory_gb)
+        return (task.metric(clean.logits, batch) - task.metric(logits, batch)).sum(1)
+
+    @cache
+    def runs(batch: Bucket) -> tuple[Components, Components]:
+        return capture_components(model, batch.clean), capture_components(model, batch.corrupt)
+
+    sums = torch.zeros(len(chosen), dtype=model.wide_dtype)
+    for i, batch in enumerate(parts):
+        pieces = [journal.piece(f"edges-{i}-{n}", partial(patch, batch, cut)) for n, cut in enumerate(cuts)]
+        sums += torch.cat(pieces)
+        runs.cache_clear()
+    scores = torch.zeros(graph.n_sources, graph.n_destinations, dtype=sums.dtype)
+    measured = torch.zeros(graph.n_sources, graph.n_destinations, dtype=torch.bool)
+    scores[sources, destinations] = sums / len(task)
+    measured[sources, destinations] = True
+    return EdgeScores(scores, graph, "patching", None if sample is None else measured)
+
+
+def patch_attention(
+    model: Model,
+    task: CircuitTask,
+    sample: int | None = None,
+    *,
+    seed: int = 0,
+    memory_gb: float = 2.0,
+    journal: Journal | None = None,
+) -> AttentionScores:
+    """The score of every attention edge of every prompt, or of ``sample`` random ones of each, by closing it alone.
+
+    Cost: 2 forwards and one forward for each edge of a prompt; all prompts of a length are patched together.
+    """
+    journal = journal or Journal()
+    parts = batches(task, lambda length: 8 * attention_numbers(model, length), memory_gb)
+    journal.begin("patch attention edges", len(parts))
+
+    def patch(batch: Bucket, number: int) -> Tensor:
+        clean, corrupt = capture_attention(model, batch.clean), capture_attention(model, batch.corrupt)
+        edges = clean.edges | corrupt.edges  # (prompt, layer, head, query, key)
+        places = [one.flatten().nonzero()[:, 0] for one in edges]
+        orders = [_choose(len(mine), sample, seed * 1_000_003 + number) for mine in places]
+        chosen = torch.stack([mine[order] for mine, order in zip(places, orders, strict=True)], 1)  # (row, prompt)
+        scores = torch.zeros(len(batch), edges[0].numel(), dtype=model.wide_dtype)
+        measured = torch.zeros(scores.shape)
+        for rows in chosen.split(8):
+            gates = torch.ones(len(rows), len(batch), edges[0].numel())
+            gates.scatter_(2, rows[..., None], 0)
+            logits = run_attention(
+                model, batch.clean, gates.unflatten(2, edges.shape[1:]), corrupt, memory_gb=memory_gb
+            )
+            lost = task.metric(clean.logits, batch) - task.metric(logits, batch)
+            scores.scatter_(1, rows.T, lost.T.to(scores))
+            measured.scatter_(1, rows.T, 1)
+        return torch.stack([scores, measured.to(scores)], 1).unflatten(2, edges.shape[1:])
+
+    pieces = [journal.piece(f"attention-{i}", partial(patch, batch, i)) for i, batch in enumerate(parts)]
+    joined = join(task, pieces)
+    return AttentionScores([piece[:, 0] for piece in joined], [piece[:, 1].bool() for piece in joined], "patching")
+
+
+def _choose(n: int, sample: int | None, seed: int) -> list[int]:
+    """All of n, or a random sample of them that depends on the seed only."""
+    if sample is None or sample >= n:
+        return list(range(n))
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:sample].tolist()
