@@ -8,21 +8,54 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gatelens.registration import register_with_transformers
+
 if TYPE_CHECKING:
     from gatelens.anatomy import Head as Head
+    from gatelens.circuit import CircuitSettings as CircuitSettings
+    from gatelens.circuit import find_circuit as find_circuit
+    from gatelens.curves import Curve as Curve
+    from gatelens.curves import CurveSettings as CurveSettings
+    from gatelens.curves import explained_effect as explained_effect
+    from gatelens.curves import multiplier as multiplier
     from gatelens.errors import GatelensError as GatelensError
+    from gatelens.gates.gated_attention import gated_attention as gated_attention
     from gatelens.loading import load as load
+    from gatelens.methods.attribution import attribute_attention as attribute_attention
+    from gatelens.methods.attribution import attribute_edges as attribute_edges
+    from gatelens.methods.attribution import attribute_heads as attribute_heads
+    from gatelens.methods.patching import patch_attention as patch_attention
+    from gatelens.methods.patching import patch_edges as patch_edges
+    from gatelens.methods.patching import patch_heads as patch_heads
     from gatelens.model import Model as Model
+    from gatelens.tasks import task as task
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "CircuitSettings": "gatelens.circuit",
+    "Curve": "gatelens.curves",
+    "CurveSettings": "gatelens.curves",
     "GatelensError": "gatelens.errors",
     "Head": "gatelens.anatomy",
     "Model": "gatelens.model",
+    "attribute_attention": "gatelens.methods.attribution",
+    "attribute_edges": "gatelens.methods.attribution",
+    "attribute_heads": "gatelens.methods.attribution",
+    "explained_effect": "gatelens.curves",
+    "find_circuit": "gatelens.circuit",
+    "gated_attention": "gatelens.gates.gated_attention",
     "load": "gatelens.loading",
+    "multiplier": "gatelens.curves",
+    "patch_attention": "gatelens.methods.patching",
+    "patch_edges": "gatelens.methods.patching",
+    "patch_heads": "gatelens.methods.patching",
+    "task": "gatelens.tasks",
 }
 __all__ = sorted(_WHERE)
+
+
+register_with_transformers()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,3 +42,12 @@ def join(task: CircuitTask, parts: Sequence[Tensor]) -> list[Tensor]:
             mine.append(rest.pop(0))
         joined.append(torch.cat(mine))
     return joined
+
+
+def take(task: CircuitTask, n: int) -> CircuitTask:
+    """The task with its first n prompts only."""
+    mine = [(bucket, bucket.which < n) for bucket in task.buckets]
+    buckets = [Bucket(bucket.clean[m], bucket.corrupt[m], bucket.which[m]) for bucket, m in mine if m.any()]
+    return replace(
+        task, pairs=task.pairs[:n], buckets=buckets, answer_ids=task.answer_ids[:n], wrong_ids=task.wrong_ids[:n]
+    )

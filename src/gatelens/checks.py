@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatelens.anatomy import widen
 from gatelens.errors import GatelensError
 from gatelens.gates.heads import run_heads
 from gatelens.gates.hooks import Hooks
@@ -54,13 +55,13 @@ def _components_add_up(model: Model, tokens: Tensor) -> None:
             hooks.after(block.mlp_end, mlps.append)
         hooks.before(anatomy.final_norm.module, finals.append)  # type: ignore[arg-type]
         run = capture(model, tokens)
-    stream = run.streams[0].float()
+    stream = widen(run.streams[0])
     for block, z, mlp in zip(anatomy.blocks, run.heads, mlps, strict=True):
         stream = stream.to(z.device)
         bias = block.out(torch.zeros_like(z.flatten(-2)))
         if block.after_attention.module is not None:
             bias = bias * block.after_attention.scale(block.out(z.flatten(-2)))
-        stream = stream + anatomy.contributions(block, z).float().sum(0) + bias.float() + mlp.float()
+        stream = stream + widen(anatomy.contributions(block, z)).sum(0) + bias + mlp
     _compare(model, stream, finals[0], "the outputs of its components do not add up to the residual stream")
 
 
@@ -81,9 +82,11 @@ def _projections_and_norms(model: Model, tokens: Tensor) -> None:
     """Heads' weights cut out of the projections, and norms in closed form, give what the modules give."""
     anatomy, block = model.anatomy, model.anatomy.blocks[-1]
     outputs: list[Tensor] = []
+    clipped: list[Tensor] = []  # some families clip the outputs in place
     with Hooks() as hooks:
         for module in block.qkv:
-            hooks.after(module, lambda out: outputs.append(out.clone()))  # some families clip it in place
+            hooks.after(module, clipped.append)
+            hooks.after(module, lambda out: outputs.append(out.clone()))
         run = capture(model, tokens)
     stream = run.streams[-1]
     normed = block.before_attention(stream)
@@ -91,16 +94,20 @@ def _projections_and_norms(model: Model, tokens: Tensor) -> None:
     for projection in anatomy.projections(block):
         part = torch.einsum("btw,hdw->bthd", normed, projection.weight)
         parts.append(part if projection.bias is None else part + projection.bias)
+    what = "its query, key and value projections are not cut into heads as described"
     for found, wanted in zip(anatomy.fuse(*parts), outputs, strict=True):
-        _compare(model, found, wanted, "its query, key and value projections are not cut into heads as described")
+        _compare(model, found, wanted, what)
+    # The first position attends to itself alone, so each head's output there is its value.
+    values = anatomy.unfuse(clipped)[2][:, 0].repeat_interleave(anatomy.n_heads // anatomy.n_kv_heads, dim=1)
+    _compare(model, values, run.heads[-1][:, 0], what)
 
     norm = anatomy.final_norm
     x = stream.clone().requires_grad_()
     with torch.enable_grad():
         y = norm(x.to(next(iter([*norm.module.parameters(), x])).device))  # type: ignore[union-attr]
-        u = torch.linspace(-1, 1, y.shape[-1], device=y.device).expand_as(y)
-        (wanted,) = torch.autograd.grad((y.float() * u).sum(), x)
-    found = norm.pull_back(u.clone().float().unsqueeze(0), x.detach().to(y.device))[0]
+        u = widen(torch.linspace(-1, 1, y.shape[-1], device=y.device, dtype=y.dtype).expand_as(y))
+        (wanted,) = torch.autograd.grad((widen(y) * u).sum(), x)
+    found = norm.pull_back(u.clone().unsqueeze(0), x.detach().to(y.device))[0]
     _compare(model, found, wanted, "its norm is not of the kind described")
 
 
@@ -119,7 +126,7 @@ def _padding_is_harmless(model: Model, tokens: Tensor) -> None:
 
 
 def _compare(model: Model, found: Tensor, wanted: Tensor, what: str) -> None:
-    found, wanted = found.float(), wanted.float().to(found.device)
+    found, wanted = widen(found), widen(wanted).to(found.device)
     error = ((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12)).item()
     if not error <= _TOLERANCE[model.dtype]:
         _fail(model, f"{what} (relative error {error:.2g})")

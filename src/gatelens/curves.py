@@ -54,6 +54,7 @@ class Curve:
 
     level: str  # heads, edges or attention
     total: int  # gates in all
+    asked: list[int]  # (point,) the k of each top-k circuit
     kept: Tensor  # (point,) gates really kept, mean over seeds
     metrics: Tensor  # (seed, point, prompt) metric of each circuit
     none: Tensor  # (seed, prompt) metric with nothing kept
@@ -80,11 +81,14 @@ class Curve:
 
         None if the curve never gets there, which a curve that ends with everything kept does for thresholds to 1.
         """
+        point = self.point_at(threshold)
+        return None if point is None else float(self.kept[point])
+
+    def point_at(self, threshold: float = 0.9) -> int | None:
+        """The point of :meth:`count_at`."""
         reached = (self.effect >= threshold - 1e-6).tolist()
-        for i, kept in enumerate(self.kept.tolist()):
-            if reached[i] and (i + 1 == len(reached) or reached[i + 1]):
-                return float(kept)
-        return None
+        points = range(len(reached))
+        return next((i for i in points if reached[i] and all(reached[i : i + 2])), None)
 
     def _effects(self, weights: Tensor) -> Tensor:
         """Effects under weights of the prompts (draw, seed, prompt): (draw, point)."""
@@ -186,6 +190,7 @@ def _curve(ours: Circuits, ks: list[int], journal: Journal, name: str, settings:
     return Curve(
         ours.level,
         ours.total,
+        ks,
         kept,
         metrics[None],
         metrics[None, 0],

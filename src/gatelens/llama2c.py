@@ -50,7 +50,8 @@ def read_llama2c(path: Path) -> tuple[Any, Any]:
         bos_token_id=1,
         eos_token_id=2,
     )
-    weights = _Weights(path, np.frombuffer(data, dtype="<f4", offset=_HEADER.size))
+    whole = (len(data) - _HEADER.size) // 4
+    weights = _Weights(path, np.frombuffer(data, dtype="<f4", count=whole, offset=_HEADER.size))
     kv_dim = kv_heads * (dim // heads)
     state: dict[str, Tensor] = {"model.embed_tokens.weight": weights.take(vocab, dim)}
     # Each kind of weight stands there for all layers together, in this order.

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,8 +61,8 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
     elif path.suffix == ".gguf":
         if not path.is_file():
             raise GatelensError(f"no file {path}: give the path of a .gguf file that exists.")
-        stat = path.stat()
-        path = _converted(path, key=f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
+        stat, place = path.stat(), zlib.crc32(str(path.resolve()).encode())
+        path = _converted(path, key=f"{path.stem}-{place:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
     elif path.is_file():
         return _read_llama2c(path, dtype)
     elif path.is_dir() and not (path / "config.json").exists():
@@ -109,12 +110,7 @@ def _read_pretrained(what: str, dtype: torch.dtype, device_map: Any, allow_pickl
             trust_remote_code=False,
             output_loading_info=True,
         )
-    absent = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
-    if absent:
-        raise GatelensError(
-            f"the weights of {what} lack {len(absent)} of the tensors that its config.json asks for, or have them in "
-            f"another shape ({absent[0]}, ...): they would be random numbers; copy or download the model again."
-        )
+    _refuse_incomplete(what, info)
     with _one_sentence(what), _quiet():
         tokenizer = AutoTokenizer.from_pretrained(what, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made up by transformers, for lack of files
@@ -128,6 +124,16 @@ def _ask_hub(what: str) -> None:
 
     if not Path(what).is_dir() and try_to_load_from_cache(what, "config.json") is None:
         get_hf_file_metadata(hf_hub_url(what, "config.json"), timeout=10)
+
+
+def _refuse_incomplete(what: str, info: dict[str, Any]) -> None:
+    """Weights that were not read are random numbers: nothing else would tell."""
+    absent = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
+    if absent:
+        raise GatelensError(
+            f"the weights of {what} lack {len(absent)} of the tensors that its config asks for, or have them in "
+            f"another shape ({absent[0]}, ...): copy or download the model again."
+        )
 
 
 def _only_pickled(what: str) -> GatelensError:
@@ -274,19 +280,21 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(**where)
-            hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+            hf, info = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # the reader fails in as many ways as a file can be damaged
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise GatelensError(
             f"cannot read {gguf}: {reason}. If it is truncated, copy it again; transformers reads the gguf files "
             "of Llama, Mistral, Qwen, Phi-3, Gemma and some other families."
         ) from error
+    _refuse_incomplete(str(gguf), info)
     # The weights are plain numbers by now, but the model still calls itself quantised and would not be saved.
     config = type(hf.config)(**{k: v for k, v in hf.config.to_dict().items() if k != "quantization_config"})
     plain = type(hf)(config)
     plain.load_state_dict(hf.state_dict())
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with _quiet():
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def write_whole(folder: Path, write: Callable[[Path], None]) -> None:

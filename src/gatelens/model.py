@@ -79,7 +79,12 @@ class Model:
         moves practically all of them.
         """
         config = self.hf.config.to_dict()
-        for key in ("transformers_version", "_name_or_path", "dtype"):  # how it was stored, not what it is
+        for key in (
+            "transformers_version",
+            "_name_or_path",
+            "dtype",
+            "architectures",
+        ):  # how it was stored, not what it is
             config.pop(key, None)
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
         for name, weight in sorted(self.hf.state_dict().items()):

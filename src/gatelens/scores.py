@@ -27,10 +27,14 @@ def rank(scores: Tensor, by: Ranking = "absolute") -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """How much each head matters for a task: scores (layer, head), in units of the metric, mean over prompts."""
+    """How much each head matters for a task: scores (layer, head), in units of the metric, mean over prompts.
+
+    measured: bool (layer, head) where only a sample was scored; None if all heads were.
+    """
 
     scores: Tensor
     method: str
+    measured: Tensor | None = None
 
     def top(self, k: int, by: Ranking = "absolute") -> list[Head]:
         """The k best heads, the best first."""
@@ -68,7 +72,8 @@ class AttentionScores:
     """How much each attention edge of each prompt matters, for each bucket of the task.
 
     scores: for each bucket (prompt, layer, head, query, key); edges: the same shapes, True where there is an edge:
-    the key is visible to the query and, in a sparse model, the gate is open.
+    the key is visible to the query and, in a sparse model, the gate is open. Where only a sample was scored, the
+    edges are those of the sample.
     """
 
     scores: Sequence[Tensor]

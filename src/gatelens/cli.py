@@ -1,0 +1,247 @@
+"""The command line: one subcommand for each job. Heavy imports are inside, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from gatelens.errors import GatelensError
+
+if TYPE_CHECKING:
+    from gatelens.model import Model
+
+ModelName = Annotated[str, typer.Argument(help="a built-in name, a folder, a .gguf file or a hub id", metavar="MODEL")]
+TaskName = Annotated[str, typer.Argument(help="a task (`gatelens tasks` lists them) or a .jsonl file", metavar="TASK")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda where there is one")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
+DeviceMap = Annotated[str | None, typer.Option(help="spread a large model over devices: auto (needs accelerate)")]
+Pickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="also read pickled weights, which can run their author's code")
+]
+Check = Annotated[bool, typer.Option(help="compare gated runs with plain ones when loading")]
+TaskOption = Annotated[
+    list[str] | None, typer.Option("--option", help="an option of the task, as KEY=VALUE; repeatable")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out bad lines of a .jsonl file instead of stopping")]
+
+
+_COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
+
+
+def command(name: str, settings: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand; ``settings`` names a class, ``module:Class``, whose fields become its options."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        _COMMANDS[name] = function, settings
+        return function
+
+    return register
+
+
+def make_app(asked: str | None = None) -> typer.Typer:
+    """The command line. With ``asked``, only that subcommand gets the options of its settings.
+
+    Settings live beside their methods, whose imports take seconds; the other subcommands do not wait for them.
+    """
+    app = typer.Typer(
+        help="Find the few heads and edges of a language model that do a job, and prove it.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name, (function, settings) in _COMMANDS.items():
+        wanted = settings is not None and asked in (None, name)
+        app.command(name)(_with_options(function, settings) if wanted and settings else _without_settings(function))
+    return app
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
+    except GatelensError as error:
+        print(f"gatelens: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("gatelens: stopped; the same command continues where it was.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _with_options(function: Callable[..., None], settings: str) -> Callable[..., None]:
+    module, name = settings.split(":")
+    cls = getattr(import_module(module), name)
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[hints[field.name], typer.Option(help=field.metadata.get("help"))],
+        )
+        for field in fields
+    ]
+
+    def run(**given: Any) -> None:
+        chosen = {field.name: given.pop(field.name) for field in fields}
+        function(**given, settings=cls(**chosen))
+
+    return _signed(run, function, options)
+
+
+def _without_settings(function: Callable[..., None]) -> Callable[..., None]:
+    return _signed(lambda **given: function(**given), function, [])
+
+
+def _signed(run: Callable[..., None], function: Callable[..., None], options: list[inspect.Parameter]) -> Any:
+    """``run`` under the name of ``function``, with its parameters (less the settings) and the options."""
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "settings"] + options
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _load(name: str, device: str | None, dtype: str, device_map: str | None, check: bool, allow_pickle: bool) -> Model:
+    import torch
+
+    from gatelens.loading import load
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in dtypes:
+        raise GatelensError(f"no dtype '{dtype}': dtypes are {', '.join(dtypes)}.")
+    return load(name, device=device, dtype=dtypes[dtype], device_map=device_map, check=check, allow_pickle=allow_pickle)
+
+
+def _options(given: list[str] | None, skip_bad: bool) -> dict[str, Any]:
+    """KEY=VALUE pairs; values that read as JSON (numbers, true, lists) are taken so."""
+    options: dict[str, Any] = {"skip_bad": True} if skip_bad else {}
+    for pair in given or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise GatelensError(f"'{pair}' is no task option: write it as KEY=VALUE, e.g. corruption=swap.")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+@command("demo")
+def demo() -> None:
+    """Run the main job on the built-in model: which heads of SmolLM2 do indirect object identification?"""
+    from gatelens.demo import run_demo
+
+    run_demo()
+
+
+@command("models")
+def models() -> None:
+    """List the built-in models and the families that can be loaded."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gatelens.anatomy import FAMILIES
+    from gatelens.loading import BUILT_IN
+
+    table = Table("built-in", "what it is")
+    for name, about in BUILT_IN.items():
+        table.add_row(name, about)
+    console = Console()
+    console.print(table)
+    console.print(f"Families: {', '.join(sorted(FAMILIES))}.", soft_wrap=True)
+    console.print("Any hub id, folder or .gguf file of these families can be loaded.", soft_wrap=True)
+
+
+@command("inspect")
+def inspect_model(
+    model: ModelName,
+    length: Annotated[int, typer.Option(help="count attention edges of a prompt of this many tokens")] = 128,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    device_map: DeviceMap = None,
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Print a model's layers, heads, KV heads, parameters and numbers of edges."""
+    from rich.console import Console
+
+    from gatelens.show import anatomy_table
+
+    if length < 1:
+        raise GatelensError(f"a prompt has at least one token, not {length}.")
+    Console().print(anatomy_table(_load(model, device, dtype, device_map, check, allow_pickle), length))
+
+
+@command("tasks")
+def tasks(
+    task: Annotated[str | None, typer.Argument(help="show this task with --model", metavar="TASK")] = None,
+    model: Annotated[str | None, typer.Option(help="try the task on this model")] = None,
+    n: Annotated[int, typer.Option(help="prompts")] = 64,
+    seed: Annotated[int, typer.Option(help="task seed")] = 0,
+    option: TaskOption = None,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    device_map: DeviceMap = None,
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """List the tasks; with a TASK and --model, show how the model does on it."""
+    from rich.console import Console
+
+    from gatelens.tasks import task as make_task
+    from gatelens.tasks.preview import listing, preview, render
+
+    console = Console()
+    if task is None and model is None:
+        console.print(listing())
+        return
+    if task is None or model is None:
+        raise GatelensError("trying a task takes a TASK and a --model: e.g. `gatelens tasks ioi --model smollm2`.")
+    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    made = make_task(task, loaded, n=n, seed=seed, **_options(option, skip_bad))
+    console.print(render(preview(loaded, made)))
+
+
+@command("circuit", settings="gatelens.circuit:CircuitSettings")
+def circuit(
+    model: ModelName,
+    task: TaskName,
+    settings: Any,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
+    option: TaskOption = None,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    device_map: DeviceMap = None,
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Find the heads or edges that do a task: score them, keep the top k, and say how much they explain."""
+    from rich.console import Console
+
+    from gatelens.circuit import find_circuit, memory_estimate
+    from gatelens.show import Bars, circuit_table
+
+    console = Console()
+    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-{settings.level}-{settings.method}".replace(
+        "/", "-"
+    )
+    weights, runs = memory_estimate(loaded, settings)
+    console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
+    with Bars(console) as bars:
+        options = _options(option, skip_bad)
+        result = find_circuit(loaded, task, settings, out=folder, options=options, progress=bars)
+    console.print(circuit_table(result))
+    console.print(f"written to {folder}", soft_wrap=True)

@@ -1,0 +1,147 @@
+"""What a run leaves behind: a folder of plain files that outlive the code.
+
+``asked.json`` says what was asked, with the fingerprints of model and task; it is written first, and a folder is only
+ever continued with the same request. ``result.json`` holds the summary and is written last: a folder that has it is
+complete. Tensors are safetensors, curves also CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gatelens.curves import Curve
+from gatelens.errors import GatelensError
+
+ASKED, RESULT = "asked.json", "result.json"
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result was made with."""
+    packages = {name: version(name) for name in ("gatelens", "torch", "transformers")}
+    return {**packages, "python": platform.python_version()}
+
+
+def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:
+    """Claim a folder for this request; True if it is complete already.
+
+    A folder that holds another request's work is refused, so that no two runs mix.
+    """
+    if out.exists() and not out.is_dir():
+        raise GatelensError(f"{out} is a file: give a folder, or a name that does not exist yet.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GatelensError(f"cannot write to {out}: {error.strerror}. Give another folder.") from error
+    wanted = json.loads(json.dumps(asked))
+    if not (out / ASKED).exists():
+        if any(out.iterdir()):
+            raise GatelensError(f"{out} holds other files and no run of gatelens: give an empty or a new folder.")
+        write_json(out / ASKED, wanted)
+        return False
+    there = read_json(out / ASKED)
+    for key in sorted({*wanted, *there}):
+        if wanted.get(key) != there.get(key):
+            raise GatelensError(
+                f"{out} holds a run with {key} {_short(there.get(key), wanted.get(key))}, not "
+                f"{_short(wanted.get(key), there.get(key))}: ask for the same again to go on, or give another folder."
+            )
+    return (out / RESULT).exists()
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file that is there as a whole or not at all."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+    temporary.rename(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise GatelensError(f"{path.parent} is no complete run of gatelens: it has no {path.name}.") from error
+    except (OSError, ValueError) as error:
+        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
+    if not isinstance(data, dict):
+        raise GatelensError(f"{path} is not of gatelens: it should hold a JSON object.")
+    return data
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+    temporary.rename(path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
+
+
+def save_curve(curve: Curve, folder: Path) -> None:
+    """Write a curve as ``curve.safetensors`` (every prompt's metric) and ``curve.csv`` (what is plotted)."""
+    tensors = {"asked": torch.tensor(curve.asked), **_tensors(curve)}
+    if curve.random is not None:
+        tensors |= {f"random.{name}": tensor for name, tensor in _tensors(curve.random).items()}
+        tensors["random.asked"] = torch.tensor(curve.random.asked)
+    write_tensors(folder / "curve.safetensors", tensors)
+    write_json(
+        folder / "curve.json",
+        {"level": curve.level, "total": curve.total, "ranking": curve.ranking, "source": curve.source},
+    )
+    with (folder / "curve.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["ranking", "kept", "effect", "low", "high"])
+        for name, one in ((curve.ranking, curve), ("random", curve.random)):
+            if one is not None:
+                rows = zip(*(x.tolist() for x in (one.kept, one.effect, one.low, one.high)), strict=True)
+                writer.writerows([name, *(f"{number:.6g}" for number in row)] for row in rows)
+
+
+def load_curve(folder: str | Path) -> Curve:
+    """The curve of a saved run."""
+    folder = Path(folder)
+    about = read_json(folder / "curve.json")
+    tensors = read_tensors(folder / "curve.safetensors")
+    try:
+        random = _curve(about, tensors, "random.", None) if "random.kept" in tensors else None
+        return _curve(about, tensors, "", random)
+    except KeyError as error:
+        raise GatelensError(f"{folder} holds no whole curve: {error} is missing; run it again.") from error
+
+
+def _tensors(curve: Curve) -> dict[str, Tensor]:
+    return {"kept": curve.kept, "metrics": curve.metrics, "none": curve.none, "everything": curve.everything}
+
+
+def _curve(about: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, random: Curve | None) -> Curve:
+    return Curve(
+        level=about["level"],
+        total=about["total"],
+        asked=tensors[f"{prefix}asked"].tolist(),
+        **{name: tensors[f"{prefix}{name}"] for name in ("kept", "metrics", "none", "everything")},
+        ranking=about["ranking"],
+        source=about["source"],
+        random=random,
+    )
+
+
+def _short(value: Any, other: Any) -> str:
+    """A value for a message; of two objects only what differs."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        value = {key: value[key] for key in value if value[key] != other.get(key)}
+    return str(value)

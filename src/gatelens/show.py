@@ -1,0 +1,105 @@
+"""What the command line prints: tables and progress bars. Text from prompts and files is data, never markup."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gatelens.circuit import CircuitResult
+from gatelens.gates.sparse import is_sparse
+from gatelens.graph import Graph
+from gatelens.model import Model
+from gatelens.scores import EdgeScores, HeadScores
+
+
+class Bars:
+    """One progress bar for each part of the work; call it as the journal's progress."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        )
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what not in self.bars:
+            self.bars[what] = self.progress.add_task(escape(what), total=total)
+        self.progress.update(self.bars[what], completed=done, total=total)
+
+
+def anatomy_table(model: Model, length: int) -> Table:
+    """A model's parts, and how many gates there are of each kind."""
+    graph = Graph.of(model.anatomy)
+    pairs = length * (length + 1) // 2 * model.n_layers * model.n_heads
+    shared = model.n_kv_heads != model.n_heads
+    table = Table(title=escape(model.name), show_header=False)
+    for what, value in (
+        ("family", model.anatomy.model_type),
+        ("layers", f"{model.n_layers}"),
+        ("heads in each layer", f"{model.n_heads}"),
+        ("KV heads in each layer", f"{model.n_kv_heads}"),
+        ("width, head size", f"{model.anatomy.width}, {model.anatomy.head_dim}"),
+        ("blocks", "parallel: attention and MLP read the same stream" if model.anatomy.parallel else "sequential"),
+        ("parameters", f"{model.n_parameters:,}"),
+        ("dtype, device", f"{model.dtype}, {model.device}".replace("torch.", "")),
+        ("attention", "gated (sparse)" if is_sparse(model.hf) else "dense"),
+        ("heads in all", f"{model.n_layers * model.n_heads:,}"),
+        ("edges of the component graph", f"{graph.n_edges:,}" + (" (k and v inputs per KV head)" if shared else "")),
+        (f"attention edges at {length} tokens", f"{pairs:,}" + (" (less where a window hides keys)")),
+        ("fingerprint", model.fingerprint[:16]),
+    ):
+        table.add_row(what, escape(value))
+    return table
+
+
+def circuit_table(result: CircuitResult) -> Table:
+    """How many gates do the job, and what speaks for it."""
+    validity, settings, curve = result.validity, result.settings, result.curve
+    count = "not reached" if result.count is None else f"{result.count:,.0f} of {curve.total:,}"
+    random = None if curve.random is None else curve.random.count_at(settings.threshold)
+    per_prompt = " in each prompt" if settings.level == "attention" else ""
+    table = Table(title=f"{escape(result.task)} in {escape(result.model)}: {settings.level}", show_header=False)
+    rows = [
+        ("scored by", settings.method + (f", {settings.steps} steps" if settings.method == "eap-ig" else "")),
+        ("prompts", f"{settings.n} x {settings.seeds} seed{'s' * (settings.seeds > 1)}"),
+        (f"{settings.level} needed for {settings.threshold:.0%}{per_prompt}", count),
+        ("a random ranking needs", "-" if random is None else f"{random:,.0f}"),
+        ("ranked by, left out at", f"{settings.ranking} score, {settings.source}"),
+        ("effect of the circuit", f"{validity.effect:.2f}"),
+        ("effect of all but the circuit", f"{validity.complement:.2f}"),
+        ("rank correlation with exact patching", _or_dash(validity.correlation, f" on {validity.sampled} gates")),
+        ("overlap of the top k between seeds", _or_dash(validity.overlap)),
+        ("time", f"{result.seconds:.0f} s"),
+    ]
+    rows += [("best", line) for line in _best(result)]
+    for what, value in rows:
+        table.add_row(what, escape(value))
+    return table
+
+
+def _or_dash(value: float | None, more: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{more}"
+
+
+def _best(result: CircuitResult, k: int = 5) -> list[str]:
+    if not result.scores:
+        return []
+    scores = result.scores[0]
+    if isinstance(scores, HeadScores):
+        return [f"{head}  {scores.scores[head.layer, head.index]:+.3f}" for head in scores.top(k)]
+    if isinstance(scores, EdgeScores):
+        return [f"{name}  {value:+.3f}" for name, value in scores.top(k)]
+    return []

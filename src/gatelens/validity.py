@@ -1,0 +1,103 @@
+"""How far a circuit can be believed.
+
+Three questions with every circuit: does the attribution agree with exact patching; does the circuit do the job, and
+does the rest of the model fail at it; and would other prompts have given the same circuit?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from gatelens.circuits import circuits
+from gatelens.curves import Curve, CurveSettings
+from gatelens.journal import Journal
+from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
+from gatelens.model import Model
+from gatelens.scores import AttentionScores, EdgeScores, HeadScores, Scores, rank
+from gatelens.tasks.base import CircuitTask
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What speaks for a circuit, and what against it."""
+
+    correlation: float | None  # rank correlation of the scores with exact patching on a sample; None: they are exact
+    sampled: int  # gates in that sample
+    kept: float  # gates in the circuit: the count at the threshold
+    effect: float  # explained effect of the circuit
+    complement: float  # explained effect of everything but the circuit
+    overlap: float | None  # mean Jaccard index of the top k between task seeds; None: there is one seed
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's rank correlation, -1..1; equal values share their mean rank."""
+    ranks = torch.stack([_mean_ranks(a), _mean_ranks(b)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def jaccard(a: set[int], b: set[int]) -> float:
+    """Shared members over all members, 0..1."""
+    return len(a & b) / max(1, len(a | b))
+
+
+def agreement(
+    model: Model, task: CircuitTask, scores: Scores, sample: int, *, memory_gb: float, journal: Journal | None = None
+) -> tuple[float, int]:
+    """Rank correlation of scores with exact patching of a random sample of gates on the same prompts, and its size."""
+    settings = {"seed": task.seed, "memory_gb": memory_gb, "journal": journal}
+    exact: Scores
+    if isinstance(scores, HeadScores):
+        exact = patch_heads(model, task, sample=sample, **settings)  # type: ignore[arg-type]
+        chosen = torch.ones_like(scores.scores, dtype=torch.bool) if exact.measured is None else exact.measured
+        ours, theirs = scores.scores[chosen], exact.scores[chosen]
+    elif isinstance(scores, EdgeScores):
+        exact = patch_edges(model, task, sample, **settings)  # type: ignore[arg-type]
+        chosen = scores.graph.edges if exact.measured is None else exact.measured
+        ours, theirs = scores.scores[chosen], exact.scores[chosen]
+    else:
+        exact = patch_attention(model, task, max(1, sample // len(task)), **settings)  # type: ignore[arg-type]
+        pairs = list(zip(scores.scores, exact.scores, exact.edges, strict=True))
+        ours = torch.cat([mine[there] for mine, _, there in pairs])
+        theirs = torch.cat([other[there] for _, other, there in pairs])
+    return rank_correlation(ours, theirs), len(ours)
+
+
+def complement_effect(
+    model: Model, task: CircuitTask, scores: Scores, curve: Curve, k: int, settings: CurveSettings
+) -> float:
+    """The explained effect of everything but the top k."""
+    ours = circuits(model, task, scores, settings.ranking, settings.source, settings.memory_gb)
+    metrics = torch.empty(len(task))
+    for i, bucket in enumerate(ours.batches):
+        metrics[bucket.which] = ours.metric(i, [k], complement=True)[0].float()
+    none, everything = curve.none[0].mean(), curve.everything[0].mean()
+    return float((metrics.mean() - none) / (everything - none))
+
+
+def overlap(all_scores: Sequence[Scores], k: int, settings: CurveSettings) -> float | None:
+    """Mean Jaccard index of the top k between the seeds' scores.
+
+    Attention edges belong to prompts, which differ between seeds: there the heads with the largest sums are compared.
+    """
+    if len(all_scores) < 2:
+        return None
+    tops = [set(rank(_comparable(scores), settings.ranking)[:k].tolist()) for scores in all_scores]
+    pairs = list(combinations(tops, 2))
+    return sum(jaccard(a, b) for a, b in pairs) / len(pairs)
+
+
+def _comparable(scores: Scores) -> Tensor:
+    if isinstance(scores, AttentionScores):
+        return torch.stack([s.abs().sum((0, 3, 4)) for s in scores.scores]).sum(0).flatten()
+    return scores.scores.flatten()
+
+
+def _mean_ranks(x: Tensor) -> Tensor:
+    _, inverse, counts = x.double().unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[inverse]
