@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.base import Bucket, CircuitTask, Example, ResponseTask
 
 
 def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], memory_gb: float) -> list[Bucket]:
@@ -51,3 +51,15 @@ def take(task: CircuitTask, n: int) -> CircuitTask:
     return replace(
         task, pairs=task.pairs[:n], buckets=buckets, answer_ids=task.answer_ids[:n], wrong_ids=task.wrong_ids[:n]
     )
+
+
+def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
+    """A circuit task as prompts with target responses: each clean prompt with its (first) answer."""
+    if isinstance(task, ResponseTask):
+        return task
+    examples: dict[int, Example] = {}
+    for bucket in task.buckets:
+        for which, tokens in zip(bucket.which.tolist(), bucket.clean.tolist(), strict=True):
+            pair, answer = task.pairs[which], int(task.answer_ids[which, 0])
+            examples[which] = Example(pair.clean, pair.answers[0], tuple(tokens), (answer,))
+    return ResponseTask(task.name, task.seed, [examples[i] for i in range(len(task))], options=task.options)

@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from gatelens.errors import GatelensError
 
 KEPT = 2
@@ -49,9 +51,9 @@ class Checkpoints:
                 part.rename(self._path(step))
                 for old in self.steps()[:-KEPT]:
                     shutil.rmtree(self._path(old), ignore_errors=True)
-        except (OSError, RuntimeError) as error:  # torch and safetensors wrap the system's error
+        except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(part, ignore_errors=True)
-            if isinstance(error, RuntimeError) and not _about_files(error):
+            if not isinstance(error, OSError) and not _about_files(error):
                 raise
             last = self.last()
             kept = f"{last} is whole" if last else "there was none before"
@@ -64,6 +66,6 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
 
-def _about_files(error: RuntimeError) -> bool:
-    words = ("os error", "No space left", "PytorchStreamWriter", "file write", "enforce fail at inline_container")
-    return any(word in str(error) for word in words)
+def _about_files(error: Exception) -> bool:
+    """Whether an error of safetensors or torch is one of the system about a file."""
+    return any(word in str(error) for word in ("os error", "PytorchStreamWriter", "inline_container"))

@@ -1,4 +1,4 @@
-"""The one error that is meant for the user to read."""
+"""The error and the warning that are meant for the user to read."""
 
 
 class GatelensError(Exception):
@@ -6,3 +6,7 @@ class GatelensError(Exception):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class GatelensWarning(UserWarning):
+    """Something the user should know before believing a result."""

@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, repeat
+from gatelens.gates.sparse import bias_of, is_sparse
 from gatelens.model import Model
 
 _NAME = "gatelens-edges"
@@ -101,18 +104,22 @@ def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun 
 
 def _intercept(model: Model, hooks: Hooks, attends: Sequence[Attend]) -> None:
     """Let each layer's attention end in its ``attend`` instead of p @ v."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    AttentionInterface.register(_NAME, _attention)
-    AttentionMaskInterface.register(_NAME, eager_mask)
     config = model.hf.config
-    own = config._attn_implementation
+    own, sparse = config._attn_implementation, is_sparse(model.hf)
     config._attn_implementation = _NAME
     hooks.callback(setattr, config, "_attn_implementation", own)
     for block, attend in zip(model.anatomy.blocks, attends, strict=True):
-        block.attention.gatelens_attend = attend  # type: ignore[assignment]
-        hooks.callback(delattr, block.attention, "gatelens_attend")
+        bias = bias_of(block.attention) if sparse else None
+        block.attention.edge_gates = _EdgeGates(attend, bias)  # type: ignore[assignment]
+        hooks.callback(delattr, block.attention, "edge_gates")
+
+
+@dataclass(frozen=True, eq=False)
+class _EdgeGates:
+    """What an attention module carries while it is intercepted."""
+
+    attend: Attend
+    bias: Tensor | None  # (head,) of a sparse model
 
 
 def _attention(
@@ -131,6 +138,14 @@ def _attention(
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
     edges = (attention_mask == 0).expand_as(scores)
     p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
-    return module.gatelens_attend(p, edges, value).transpose(1, 2).contiguous(), None  # type: ignore[operator]
+    if gates.bias is not None:
+        edges = edges & (scores + gates.bias[:, None, None] > 0)
+        p = p * edges
+    return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, eager_mask)

@@ -32,7 +32,7 @@ def run_heads(
     mask: Tensor | None = None,
     start: Run | None = None,
     logits_at: LogitsAt = "last",
-    memory_gb: float = 2.0,
+    memory_gb: float | None = 2.0,
 ) -> Tensor:
     """Logits of the prompts under each row of gates: (row, prompt, vocab), or (row, ..., vocab) as ``logits_at`` says.
 

@@ -100,8 +100,10 @@ def repeat(x: Tensor, rows: int) -> Tensor:
     return x if rows == 1 else x.repeat(rows, *[1] * (x.ndim - 1))
 
 
-def rows_that_fit(model: Model, tokens: Tensor, logits: int, *, grad: bool, memory_gb: float) -> int:
-    """How many rows of these prompts fit into the memory budget; at least one."""
+def rows_that_fit(model: Model, tokens: Tensor, logits: int, *, grad: bool, memory_gb: float | None) -> int:
+    """How many rows of these prompts fit into the memory budget (None: there is no limit); at least one."""
+    if memory_gb is None:
+        return 1 << 30
     per_token = gradient_numbers(model, 1) if grad else moment_numbers(model)
     numbers = tokens.numel() * per_token + 2 * logits * int(model.hf.config.vocab_size)
     return max(1, int(memory_gb * 1e9 // (numbers * 4)))

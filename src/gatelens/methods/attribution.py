@@ -165,7 +165,7 @@ class _EdgeAttribution:
         self.sums[:, self.graph.logits] += self.differences[:, :, -1:].flatten(1) @ final.flatten()
 
     def _pull_back(self, layer: int, found: InputGradients, into: Tensor) -> None:
-        """The gradients at a layer's q, k, v and MLP inputs, before the norms: (destination, prompt, position, width)."""
+        """Gradients at a layer's q, k, v and MLP inputs, before the norms: (destination, prompt, position, width)."""
         anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
         grads = anatomy.unfuse([found.qkv[layer][i] for i in range(len(block.qkv))])
         at = 0

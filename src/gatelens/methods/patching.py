@@ -31,12 +31,15 @@ def patch_heads(
     model: Model,
     task: CircuitTask,
     direction: Direction = "noising",
+    sample: int | None = None,
     *,
+    seed: int = 0,
     memory_gb: float = 2.0,
     journal: Journal | None = None,
 ) -> HeadScores:
-    """Every head's score by activation patching. Cost: 2 forwards and about half a forward per head.
+    """The score of every head, or of a random sample of them, by activation patching.
 
+    Cost: 2 forwards and about half a forward per head.
     Noising: the head's output in the clean run is replaced by the corrupt run's; the score is how much is lost.
     Denoising: in the corrupt run it is replaced by the clean run's; the score is how much is gained.
     """
@@ -45,13 +48,18 @@ def patch_heads(
     journal = journal or Journal()
     # Some rows of a layer at a time: larger batches leave the processor's cache and gain nothing.
     parts = batches(task, lambda length: moment_numbers(model) * length * model.n_heads, memory_gb)
-    journal.begin("patch heads", len(parts) * model.n_layers)
+    measured = torch.zeros(model.n_layers * model.n_heads, dtype=torch.bool)
+    measured[_choose(len(measured), sample, seed)] = True
+    measured = measured.view(model.n_layers, model.n_heads)
+    layers = [n for n in range(model.n_layers) if measured[n].any()]
+    journal.begin("patch heads", len(parts) * len(layers))
     sign = 1 if direction == "noising" else -1
 
     def patch(batch: Bucket, layer: int) -> Tensor:
         base, other = runs(batch)
-        gates = torch.ones(model.n_heads, model.n_layers, model.n_heads)
-        gates[:, layer] -= torch.eye(model.n_heads)
+        chosen = measured[layer].nonzero()[:, 0]
+        gates = torch.ones(len(chosen), model.n_layers, model.n_heads)
+        gates[torch.arange(len(chosen)), layer, chosen] = 0
         logits = run_heads(model, base.tokens, gates, other.heads, start=base, memory_gb=memory_gb)
         lost = task.metric(base.logits, batch) - task.metric(logits, batch)  # (head, prompt)
         return sign * lost.sum(1)
@@ -61,12 +69,12 @@ def patch_heads(
         clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
         return (clean, corrupt) if direction == "noising" else (corrupt, clean)
 
-    pieces: list[Tensor] = []
+    scores = torch.zeros(measured.shape, dtype=model.wide_dtype)
     for i, batch in enumerate(parts):
-        layers = [journal.piece(f"heads-{i}-{n}", partial(patch, batch, n)) for n in range(model.n_layers)]
-        pieces.append(torch.stack(layers))
+        for layer in layers:
+            scores[layer, measured[layer]] += journal.piece(f"heads-{i}-{layer}", partial(patch, batch, layer))
         runs.cache_clear()
-    return HeadScores(torch.stack(pieces).sum(0) / len(task), f"patching ({direction})")
+    return HeadScores(scores / len(task), f"patching ({direction})", None if sample is None else measured)
 
 
 def patch_edges(

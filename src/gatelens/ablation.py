@@ -1,0 +1,106 @@
+"""The proof of head roles: ablate the top heads of a kind, and see what becomes of the target response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gatelens.batches import as_responses
+from gatelens.errors import GatelensError
+from gatelens.gates.responses import response_log_probs
+from gatelens.journal import Journal
+from gatelens.methods.head_gating import HeadRoles
+from gatelens.model import Model
+from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
+
+
+@dataclass(frozen=True, eq=False)
+class AblationCurve:
+    """Change in log-probability of the target response against the number of ablated heads.
+
+    The change is log p(ablated) - log p(retained), summed over the response's tokens, mean over examples: below 0 means
+    that the heads are needed. The band is a bootstrap over seeds (95 %).
+    """
+
+    kind: str  # facilitation, irrelevance, interference, or random
+    ablated: Tensor  # (point,) heads forced to 0
+    changes: Tensor  # (seed, point)
+
+    @property
+    def change(self) -> Tensor:
+        """Mean over seeds: (point,)."""
+        return self.changes.mean(0)
+
+    @property
+    def low(self) -> Tensor:
+        return self._quantile(0.025)
+
+    @property
+    def high(self) -> Tensor:
+        return self._quantile(0.975)
+
+    def _quantile(self, q: float) -> Tensor:
+        seeds = len(self.changes)
+        drawn = torch.randint(seeds, (1000, seeds), generator=torch.Generator().manual_seed(0))
+        return torch.quantile(self.changes[drawn].mean(1), q, dim=0)
+
+
+def ablation_curve(
+    model: Model,
+    task: ResponseTask | CircuitTask,
+    roles: HeadRoles,
+    kind: str = "facilitation",
+    most: int = 50,
+    *,
+    every: int = 1,
+    batch: int = 16,
+    memory_gb: float = 4.0,
+    journal: Journal | None = None,
+) -> AblationCurve:
+    """Force the first n heads of a kind's ranking to 0 against forcing them to 1, everything else at G+, n = 0..most.
+
+    kind: facilitation, irrelevance, interference, or ``random`` for a random order: the baseline.
+    every: evaluate each so many n. Cost: 2 forwards for each n and seed.
+    """
+    journal = journal or Journal()
+    n_heads = model.n_layers * model.n_heads
+    if not 1 <= most <= n_heads:
+        raise GatelensError(f"{model.name} has {n_heads} heads: ablate 1 to {n_heads} of them, not {most}.")
+    if every < 1:
+        raise GatelensError(f"every is at least 1, not {every}.")
+    points = sorted({*range(0, most + 1, every), most})
+    orders = [ablation_order(roles, kind, seed) for seed in range(len(roles.plus))]
+    responses = as_responses(task)
+    batches = list(responses.batches(batch))
+    journal.begin(f"ablate {kind}", len(orders) * len(batches))
+
+    def change(order: Tensor, plus: Tensor, part: ResponseBatch) -> Tensor:
+        """Sum over the batch's examples: (point,)."""
+        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in points])
+        with torch.no_grad():
+            ablated, retained = response_log_probs(model, part, rows, memory_gb=memory_gb).chunk(2)
+        return (ablated - retained).sum(1)
+
+    changes = torch.zeros(len(orders), len(points))
+    for seed, order in enumerate(orders):
+        for i, part in enumerate(batches):
+            compute = partial(change, order, roles.plus[seed], part)
+            changes[seed] += journal.piece(f"{kind}-{seed}-{i}", compute).float()
+    return AblationCurve(kind, torch.tensor(points), changes / len(responses))
+
+
+def ablation_order(roles: HeadRoles, kind: str, seed: int) -> Tensor:
+    """Places of the heads from the first to ablate to the last: (layer * head,)."""
+    if kind == "random":
+        return torch.randperm(roles.plus[0].numel(), generator=torch.Generator().manual_seed(seed))
+    return torch.argsort(roles.kind(kind)[seed].flatten(), descending=True, stable=True)
+
+
+def forced(gates: Tensor, heads: Tensor, value: float) -> Tensor:
+    """Gates (layer, head) with some heads forced to a value."""
+    changed = gates.flatten().clone()
+    changed[heads] = value
+    return changed.view_as(gates)
