@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from gatelens.circuits import circuits
@@ -35,9 +36,8 @@ class Validity:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's rank correlation, -1..1; equal values share their mean rank."""
-    ranks = torch.stack([_mean_ranks(a), _mean_ranks(b)])
-    return float(torch.corrcoef(ranks)[0, 1])
+    """Spearman's rank correlation, -1..1."""
+    return float(stats.spearmanr(a.numpy(), b.numpy()).statistic)
 
 
 def jaccard(a: set[int], b: set[int]) -> float:
@@ -95,9 +95,3 @@ def _comparable(scores: Scores) -> Tensor:
     if isinstance(scores, AttentionScores):
         return torch.stack([s.abs().sum((0, 3, 4)) for s in scores.scores]).sum(0).flatten()
     return scores.scores.flatten()
-
-
-def _mean_ranks(x: Tensor) -> Tensor:
-    _, inverse, counts = x.double().unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts - 1) / 2)[inverse]

@@ -213,13 +213,25 @@ def flat(x: Tensor) -> Tensor:
 
 
 def noise_integers(
-    heads: tuple[int, int, int], queries: int, keys: int, device: torch.device, generator: torch.Generator | None
+    heads: tuple[int, int, int],
+    queries: int,
+    keys: int,
+    device: torch.device,
+    generator: torch.Generator | Sequence[torch.Generator] | None,
 ) -> tuple[Tensor, Tensor]:
-    """A random 32-bit integer for each query and each key of each head, from which all gate noise follows."""
+    """A random 32-bit integer for each query and each key of each head, from which all gate noise follows.
+
+    heads: (batch, kv, group). With one generator for each row, a row's noise is the same in whatever batch it is.
+    """
+    if isinstance(generator, Sequence):
+        rows = [noise_integers((1, *heads[1:]), queries, keys, device, one) for one in generator]
+        of_queries, of_keys = zip(*rows, strict=True)
+        return torch.cat(of_queries), torch.cat(of_keys)
     low, high = -(2**31), 2**31
+    where = device if generator is None else generator.device
     return (
-        torch.randint(low, high, (*heads, queries, 1), dtype=torch.int32, device=device, generator=generator),
-        torch.randint(low, high, (*heads, 1, keys), dtype=torch.int32, device=device, generator=generator),
+        torch.randint(low, high, (*heads, queries, 1), dtype=torch.int32, device=where, generator=generator).to(device),
+        torch.randint(low, high, (*heads, 1, keys), dtype=torch.int32, device=where, generator=generator).to(device),
     )
 
 

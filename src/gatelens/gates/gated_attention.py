@@ -19,6 +19,7 @@ Draye, Lei, Pan, Posner, Schölkopf: Sparse attention post-training for mechanis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def gated_attention(
     window: int | None = None,
     padding: Tensor | None = None,
     mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
     return_open: bool = False,
 ) -> GatedAttention:
     """Attend through gates, as defined at the top of this file.
@@ -61,7 +62,7 @@ def gated_attention(
     q: (batch, head, query, dim); k, v: (batch, kv_head, key, dim), kv_head divides head (grouped-query attention).
     bias: added to the score in the gate only; a float, or a tensor that broadcasts to (batch, head), may be learned.
     causal: the queries are the last tokens of the keys (right for decoding with a cache) and see no later key.
-    sample: draw the gates, from `generator` or else from torch's global generator.
+    sample: draw the gates, from `generator` (or one for each row of the batch), else from torch's global generator.
     scale: of q.k, 1/sqrt(dim) by default. softcap: scores become softcap * tanh(score / softcap).
     window: with causal, a query sees this many keys, itself included.
     padding: (batch, key), true for a real token. A padded token is not seen and, with causal, sees nothing.

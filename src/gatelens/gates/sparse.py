@@ -10,11 +10,12 @@ bias of every head, so that plain `from_pretrained` opens it once gatelens is im
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -68,7 +69,7 @@ def is_sparse(hf: Any) -> bool:
 
 def gate_biases(hf: Any) -> Tensor:
     """(layer, head): the biases of a sparse model as they are now, without gradient, on the CPU."""
-    return torch.stack([_bias(module).detach().float().cpu() for module in _attention_modules(hf)])
+    return torch.stack([bias_of(module).detach().float().cpu() for module in _attention_modules(hf)])
 
 
 @contextmanager
@@ -152,6 +153,31 @@ def record_open(hf: Any, edges: bool = False) -> Iterator[OpenRecord]:
             del module.gate_record
 
 
+@contextmanager
+def row_noise(hf: Any, seeds: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Inside, the gates of each row of a batch are drawn from the row's own seed, a few integers from 0 up.
+
+    So they depend neither on what else is in the batch, nor on the device, nor on what was drawn before.
+    """
+    modules = _attention_modules(hf)
+    for module in modules:
+        module.gate_seeds = seeds
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.gate_seeds
+
+
+def _generators(module: Any) -> list[torch.Generator] | None:
+    """One for each row, under `row_noise`."""
+    seeds = getattr(module, "gate_seeds", None)
+    if seeds is None:
+        return None
+    mixed = [int(np.random.SeedSequence([*seed, module.layer_idx]).generate_state(1)[0]) for seed in seeds]
+    return [torch.Generator().manual_seed(seed) for seed in mixed]
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -176,12 +202,13 @@ def _attend(
         query,
         key,
         value,
-        _bias(module),
+        bias_of(module),
         causal=causal,
         sample=module.training,
         scale=scaling,
         softcap=softcap,
         mask=attention_mask,
+        generator=_generators(module) if module.training else None,
         return_open=record is not None and record.wants_edges,
     )
     if record is not None:
@@ -215,7 +242,7 @@ def _dense_implementation(hf: Any) -> str:
     return str(getattr(hf.config, NAME, {}).get("dense") or hf.get_correct_attn_implementation(None))
 
 
-def _bias(module: Any) -> Tensor:
+def bias_of(module: Any) -> Tensor:
     """The (head,) biases of an attention module; those of a model opened by plain transformers are in its config."""
     if not hasattr(module, "gate_bias"):
         saved = getattr(module.config, NAME, {}).get("bias")

@@ -8,20 +8,19 @@ open in G-; one that hinders is closed even in G+; one that does not matter foll
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from gatelens.batches import as_responses
-from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.gates.responses import response_log_probs, rows_at_once, token_counts
+from gatelens.errors import GatelensError
+from gatelens.gates.fitting import Schedule, fit_gates, in_order, mean_nll, uniform_logits
+from gatelens.gates.responses import check_responses, rows_at_once
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.processes import all_rows, my_rows
-from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
+from gatelens.tasks.base import CircuitTask, ResponseTask
 
 KINDS = ("facilitation", "irrelevance", "interference")
 
@@ -105,128 +104,31 @@ def fit_head_gates(
     journal = journal or Journal()
     responses = as_responses(task)
     check_responses(model, responses, settings.memory_gb)
-    fit = partial(_Fit, model, list(responses.batches(settings.batch)), settings, journal)
+    batches = list(responses.batches(settings.batch))
     mine = my_rows(settings.seeds)
-    start = torch.stack([_uniform(model, settings.seed + row) for row in mine])
+    start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
+
+    def loss(number: int, gates: Tensor) -> Tensor:
+        return mean_nll(model, in_order(batches, number, settings.seed), gates)
+
+    def at_once(number: int) -> int:
+        batch = in_order(batches, number, settings.seed)
+        return rows_at_once(model, batch, grad=True, memory_gb=settings.memory_gb)
+
+    def schedule(rate: tuple[float, float]) -> Schedule:
+        return Schedule(settings.updates, rate, settings.accumulate, settings.clamp)
+
     # 1. G, with no penalty.
-    plain, losses = fit("G", settings.first_rate, torch.zeros(len(mine))).run(start)
+    plain, losses = fit_gates(
+        start, loss, at_once, schedule(settings.first_rate), start.new_zeros(len(mine)), journal, "G"
+    )
     # 2. G+ and G-, both from G; as rows they share every batch.
-    signs = torch.tensor([1.0] * len(mine) + [-1.0] * len(mine))
-    both, more = fit("G+ and G-", settings.second_rate, settings.penalty * signs).run(torch.cat([plain, plain]))
+    penalties = settings.penalty * torch.tensor([1.0] * len(mine) + [-1.0] * len(mine))
+    both, more = fit_gates(
+        torch.cat([plain, plain]), loss, at_once, schedule(settings.second_rate), penalties, journal, "G+ and G-"
+    )
     plus, minus = both.split(len(mine))
     history = torch.stack([losses, *more.split(len(mine), 1)])  # (fit, update, seed)
     gates = all_rows(torch.stack([plain, plus, minus], 1).sigmoid(), settings.seeds)
     history = all_rows(history.permute(2, 0, 1), settings.seeds).permute(1, 2, 0)
     return HeadRoles(gates[:, 0], gates[:, 1], gates[:, 2], history)
-
-
-class _Fit:
-    """Gate logits learned by Adam on batches in an order that depends on the seed only; a row for each fit."""
-
-    segment = 25  # updates in one piece of work
-
-    def __init__(
-        self,
-        model: Model,
-        batches: list[ResponseBatch],
-        settings: HeadGatingSettings,
-        journal: Journal,
-        name: str,
-        rate: tuple[float, float],
-        penalties: Tensor,
-    ) -> None:
-        self.model, self.batches, self.settings, self.journal = model, batches, settings, journal
-        self.name, self.rate, self.penalties = name, rate, penalties
-
-    def run(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate logits (row, layer, head) after all updates, and losses (update, row)."""
-        updates = self.settings.updates
-        segments = [range(at, min(at + self.segment, updates)) for at in range(0, updates, self.segment)]
-        self.journal.begin(f"fit {self.name}", len(segments))
-        state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)])  # logits, Adam's two moments
-        losses: list[Tensor] = []
-        for number, segment in enumerate(segments):
-            key = f"{self.name.replace(' ', '-')}-{number}"
-            packed = self.journal.piece(key, partial(self._run_segment, state, segment))
-            state = packed[: state.numel()].view_as(state)
-            losses.append(packed[state.numel() :].view(len(segment), len(start)))
-        return state[0], torch.cat(losses)
-
-    def _run_segment(self, state: Tensor, segment: range) -> Tensor:
-        logits = state[0].clone().requires_grad_()
-        optimizer = torch.optim.Adam([logits], lr=self.rate[0])
-        if segment.start:
-            moments = {"exp_avg": state[1].clone(), "exp_avg_sq": state[2].clone()}
-            optimizer.state[logits] = {"step": torch.tensor(float(segment.start)), **moments}
-        losses = torch.zeros(len(segment), len(logits))
-        for row, update in enumerate(segment):
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate[0] + (self.rate[1] - self.rate[0]) * update / max(1, self.settings.updates - 1)
-            optimizer.zero_grad()
-            losses[row] = self._backward(logits, update)
-            optimizer.step()
-        adam = optimizer.state[logits]
-        packed = [logits.detach(), adam["exp_avg"], adam["exp_avg_sq"], losses]
-        return torch.cat([part.flatten() for part in packed])
-
-    def _backward(self, logits: Tensor, update: int) -> Tensor:
-        """Add one update's gradients; return each row's mean NLL of the target tokens."""
-        settings = self.settings
-        losses = torch.zeros(len(logits))
-        for part in range(settings.accumulate):
-            batch = self._batch(update * settings.accumulate + part)
-            at_once = rows_at_once(self.model, batch, grad=True, memory_gb=settings.memory_gb)
-            for rows in torch.arange(len(logits)).split(at_once):
-                loss = mean_nll(self.model, batch, logits[rows].sigmoid()) / settings.accumulate  # (row,)
-                loss.sum().backward()
-                losses[rows] += loss.detach().cpu().float()
-        reward = logits.clamp(-settings.clamp, settings.clamp).mean((1, 2))
-        (-self.penalties * reward).sum().backward()
-        return losses
-
-    def _batch(self, number: int) -> ResponseBatch:
-        """The batch of this number: every epoch has its own order."""
-        epoch, place = divmod(number, len(self.batches))
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
-        return self.batches[int(torch.randperm(len(self.batches), generator=generator)[place])]
-
-
-def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor) -> Tensor:
-    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,)."""
-    sums = response_log_probs(model, batch, gates, memory_gb=None)
-    return -(sums / token_counts(batch).to(sums)).mean(1)
-
-
-def check_responses(model: Model, task: ResponseTask, memory_gb: float) -> None:
-    """Refuse examples that do not fit into the model; warn where the model does not know the responses at all."""
-    for number, example in enumerate(task.examples):
-        if len(example) > model.context:
-            raise GatelensError(
-                f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {len(example)} tokens with its "
-                f"response, and {model.name} reads {model.context}: leave it out or shorten it."
-            )
-    ones = torch.ones(1, model.n_layers, model.n_heads)
-    worst, total = (0.0, 0), 0.0
-    for batch in task.batches(16):
-        with torch.no_grad():
-            sums = response_log_probs(model, batch, ones, memory_gb=memory_gb)[0].cpu()
-        means = sums / token_counts(batch)
-        total += float(means.sum())
-        worst = min(worst, *((float(mean), int(which)) for mean, which in zip(means, batch.which, strict=True)))
-    # A fair guess among all tokens is the least that a model with the behaviour must beat by far.
-    guess = -float(torch.log(torch.tensor(float(model.hf.config.vocab_size))))
-    if total / len(task) < 0.5 * guess:
-        text = task.examples[worst[1]].prompt[-60:]
-        warnings.warn(
-            f"{model.name} gives the responses of {task.name} a mean log-probability of {total / len(task):.1f} per "
-            f"token (a blind guess: {guess:.1f}): it hardly has the behaviour, and roles of heads mean little. The worst is "
-            f"example {worst[1]} (...{text!r}).",
-            GatelensWarning,
-            stacklevel=3,
-        )
-
-
-def _uniform(model: Model, seed: int) -> Tensor:
-    """Gate logits of uniform gates: (layer, head)."""
-    gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(seed))
-    return gates.clamp(1e-6, 1 - 1e-6).logit()

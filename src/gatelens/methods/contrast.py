@@ -1,0 +1,116 @@
+"""Contrastive head gating: gates that keep one data set's responses and lose another's.
+
+The two ask for the same thing in two ways (a relation by instruction, and by examples in context); heads that are open
+for the one and closed for the other tell the ways apart. (Nam et al., arXiv 2505.13737.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.fitting import Schedule, fit_gates, in_order, mean_nll, uniform_logits
+from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once
+from gatelens.journal import Journal
+from gatelens.model import Model
+from gatelens.processes import all_rows, my_rows
+from gatelens.tasks.base import ResponseTask
+
+
+@dataclass(frozen=True)
+class ContrastSettings:
+    """How contrastive gates are fitted."""
+
+    seeds: int = field(default=10, metadata={"help": "fits from different uniform starts, as rows of one batch"})
+    updates: int = field(default=500, metadata={"help": "updates of the fit"})
+    batch: int = field(default=16, metadata={"help": "examples of each task in a batch"})
+    accumulate: int = field(default=1, metadata={"help": "batches for each update"})
+    rate: tuple[float, float] = field(default=(0.1, 0.01), metadata={"help": "learning rate, start and end"})
+    held_out: float = field(default=0.25, metadata={"help": "share of the examples kept for the evaluation"})
+    seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
+    memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "updates", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
+        if not 0 < self.held_out < 1 or self.memory_gb <= 0:
+            raise GatelensError("held_out is a share between 0 and 1, and memory_gb is above 0.")
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """Gates that keep one task and lose another, and what they do to examples that were not trained on.
+
+    Log-probabilities are of a response, summed over its tokens, mean over held-out examples: (seed,); those of the open
+    model are one number.
+    """
+
+    gates: Tensor  # (seed, layer, head) in 0..1
+    losses: Tensor  # (update, seed)
+    keep: Tensor  # (seed,) log-probability of the responses to keep, under the gates
+    lose: Tensor  # (seed,) of the responses to lose
+    keep_open: float  # with all gates open
+    lose_open: float
+
+
+def fit_contrast(
+    model: Model,
+    keep: ResponseTask,
+    lose: ResponseTask,
+    settings: ContrastSettings | None = None,
+    *,
+    journal: Journal | None = None,
+) -> Contrast:
+    """Fit gates that keep the responses of one task and lose those of the other.
+
+    The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))`` with mean NLLs per token and the ceiling at a blind guess
+    among all tokens: losing more than that is not rewarded. Both are evaluated on examples that were held out. Cost: 2 forward-backwards for each update and seed.
+    """
+    settings = settings or ContrastSettings()
+    journal = journal or Journal()
+    for task in (keep, lose):
+        check_responses(model, task, settings.memory_gb)
+    (keep, keep_test), (lose, lose_test) = _split(keep, settings.held_out), _split(lose, settings.held_out)
+    keeps, loses = list(keep.batches(settings.batch)), list(lose.batches(settings.batch))
+    ceiling = math.log(model.hf.config.vocab_size)
+    mine = my_rows(settings.seeds)
+    start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
+
+    def loss(number: int, gates: Tensor) -> Tensor:
+        kept = mean_nll(model, in_order(keeps, number, settings.seed), gates)
+        lost = mean_nll(model, in_order(loses, number, settings.seed), gates)
+        return kept + (ceiling - lost).clamp(min=0)
+
+    def at_once(number: int) -> int:
+        batches = in_order(keeps, number, settings.seed), in_order(loses, number, settings.seed)
+        return min(rows_at_once(model, batch, grad=True, memory_gb=settings.memory_gb / 2) for batch in batches)
+
+    schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
+    logits, losses = fit_gates(start, loss, at_once, schedule, start.new_zeros(len(mine)), journal, "contrast")
+    gates = all_rows(logits.sigmoid(), settings.seeds)
+    rows = torch.cat([gates, torch.ones_like(gates[:1])])
+    kept, lost = (_mean_log_prob(model, task, rows, settings) for task in (keep_test, lose_test))
+    history = all_rows(losses.T, settings.seeds).T
+    return Contrast(gates, history, kept[:-1], lost[:-1], float(kept[-1]), float(lost[-1]))
+
+
+def _mean_log_prob(model: Model, task: ResponseTask, gates: Tensor, settings: ContrastSettings) -> Tensor:
+    """Log-probability of a response, mean over examples, under each row of gates: (row,)."""
+    sums = gates.new_zeros(len(gates))
+    for batch in task.batches(settings.batch):
+        with torch.no_grad():
+            sums += response_log_probs(model, batch, gates, memory_gb=settings.memory_gb).sum(1).to(sums)
+    return sums / len(task)
+
+
+def _split(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
+    """The examples to train on, and the last ones, which are held out."""
+    n = round(len(task) * (1 - held_out))
+    if not 0 < n < len(task):
+        raise GatelensError(f"{task.name} has {len(task)} examples: too few to hold out {held_out:.0%} of them.")
+    return replace(task, examples=task.examples[:n]), replace(task, examples=task.examples[n:])
