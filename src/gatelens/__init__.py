@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gatelens.registration import register_with_transformers
 
 if TYPE_CHECKING:
+    from gatelens.ablation import ablation_curve as ablation_curve
     from gatelens.anatomy import Head as Head
     from gatelens.circuit import CircuitSettings as CircuitSettings
     from gatelens.circuit import find_circuit as find_circuit
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from gatelens.methods.attribution import attribute_attention as attribute_attention
     from gatelens.methods.attribution import attribute_edges as attribute_edges
     from gatelens.methods.attribution import attribute_heads as attribute_heads
+    from gatelens.methods.contrast import fit_contrast as fit_contrast
+    from gatelens.methods.head_gating import HeadGatingSettings as HeadGatingSettings
+    from gatelens.methods.head_gating import fit_head_gates as fit_head_gates
     from gatelens.methods.patching import patch_attention as patch_attention
     from gatelens.methods.patching import patch_edges as patch_edges
     from gatelens.methods.patching import patch_heads as patch_heads
@@ -38,12 +42,16 @@ _WHERE = {
     "CurveSettings": "gatelens.curves",
     "GatelensError": "gatelens.errors",
     "Head": "gatelens.anatomy",
+    "HeadGatingSettings": "gatelens.methods.head_gating",
     "Model": "gatelens.model",
+    "ablation_curve": "gatelens.ablation",
     "attribute_attention": "gatelens.methods.attribution",
     "attribute_edges": "gatelens.methods.attribution",
     "attribute_heads": "gatelens.methods.attribution",
     "explained_effect": "gatelens.curves",
     "find_circuit": "gatelens.circuit",
+    "fit_contrast": "gatelens.methods.contrast",
+    "fit_head_gates": "gatelens.methods.head_gating",
     "gated_attention": "gatelens.gates.gated_attention",
     "load": "gatelens.loading",
     "multiplier": "gatelens.curves",

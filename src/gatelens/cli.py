@@ -245,3 +245,33 @@ def circuit(
         result = find_circuit(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(circuit_table(result))
     console.print(f"written to {folder}", soft_wrap=True)
+
+
+@command("gate", settings="gatelens.gate:GateSettings")
+def gate(
+    model: ModelName,
+    task: TaskName,
+    settings: Any,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-gate")] = None,
+    option: TaskOption = None,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    device_map: DeviceMap = None,
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Learn which heads help, hinder or do not matter in a task, and prove it by ablation."""
+    from rich.console import Console
+
+    from gatelens.gate import find_roles
+    from gatelens.show import Bars, roles_table
+
+    console = Console()
+    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-gate".replace("/", "-")
+    with Bars(console) as bars:
+        options = _options(option, skip_bad)
+        result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
+    console.print(roles_table(result))
+    console.print(f"written to {folder}", soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from gatelens.circuit import CircuitResult
+from gatelens.gate import GateResult
 from gatelens.gates.sparse import is_sparse
 from gatelens.graph import Graph
 from gatelens.model import Model
@@ -87,6 +88,19 @@ def circuit_table(result: CircuitResult) -> Table:
     rows += [("best", line) for line in _best(result)]
     for what, value in rows:
         table.add_row(what, escape(value))
+    return table
+
+
+def roles_table(result: GateResult) -> Table:
+    """How many heads are of each kind, and what ablating them does to the response."""
+    most = int(result.curves[0].ablated[-1])
+    title = f"{escape(result.task)} in {escape(result.model)}: roles of heads"
+    table = Table("kind", "in all seeds", "in any seed", f"change in log p, {most} ablated", title=title)
+    summary = result.roles.summary()
+    for curve in result.curves:
+        shares = [f"{share:.0%}" for share in summary.get(curve.kind, {}).values()] or ["-", "-"]
+        change = f"{curve.change[-1]:+.2f}  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})"
+        table.add_row(curve.kind, *shares, change)
     return table
 
 

@@ -69,7 +69,8 @@ def fit_contrast(
     """Fit gates that keep the responses of one task and lose those of the other.
 
     The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))`` with mean NLLs per token and the ceiling at a blind guess
-    among all tokens: losing more than that is not rewarded. Both are evaluated on examples that were held out. Cost: 2 forward-backwards for each update and seed.
+    among all tokens: losing more than that is not rewarded. Both are evaluated on examples that were held out.
+    Cost: 2 forward-backwards for each update and seed.
     """
     settings = settings or ContrastSettings()
     journal = journal or Journal()

@@ -1,0 +1,147 @@
+"""Find the role of every head in a task, and prove it by ablation, in a folder that can be continued."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gatelens.ablation import AblationCurve, ablation_curve
+from gatelens.batches import as_responses
+from gatelens.errors import GatelensError
+from gatelens.journal import Journal, Progress
+from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
+from gatelens.model import Model
+from gatelens.report.figures import ablation_figure, head_maps, save_figure
+from gatelens.results import RESULT, open_folder, read_json, read_tensors, versions, write_json, write_tensors
+from gatelens.tasks import task as make_task
+
+
+@dataclass(frozen=True)
+class GateSettings(HeadGatingSettings):
+    """What to fit on, and how far to ablate."""
+
+    n: int = field(default=128, metadata={"help": "examples to fit gates on"})
+    held_out: int = field(default=64, metadata={"help": "further examples, for the ablation"})
+    most: int = field(default=50, metadata={"help": "ablate up to so many heads"})
+    every: int = field(default=1, metadata={"help": "evaluate each so many numbers of ablated heads"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n", "held_out", "most", "every"):
+            if getattr(self, name) < 1:
+                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, eq=False)
+class GateResult:
+    """Roles of all heads, and the curves that prove them: one for each kind, and one of a random order."""
+
+    model: str
+    task: str
+    settings: GateSettings
+    roles: HeadRoles
+    curves: list[AblationCurve]
+    seconds: float
+
+
+def find_roles(
+    model: Model,
+    task: str,
+    settings: GateSettings | None = None,
+    *,
+    out: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> GateResult:
+    """Fit gates on a task's examples, and ablate heads on others that were held out."""
+    settings = settings or GateSettings()
+    begun = time.monotonic()
+    whole = as_responses(
+        make_task(task, model, n=settings.n + settings.held_out, seed=settings.seed, **(options or {}))
+    )
+    if len(whole) < settings.n + settings.held_out:
+        raise GatelensError(
+            f"{whole.name} has {len(whole)} examples, fewer than {settings.n} to fit and {settings.held_out} to hold "
+            "out: ask for less."
+        )
+    fitted = replace(whole, examples=whole.examples[: settings.n])
+    tested = replace(whole, examples=whole.examples[settings.n :])
+    folder = None if out is None else Path(out)
+    asked = {
+        "kind": "gate",
+        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
+        "task": {**whole.spec(), "fingerprint": whole.fingerprint()},
+        "settings": asdict(settings),
+        "versions": versions(),
+    }
+    if folder is not None and open_folder(folder, asked):
+        return load_roles(folder)
+    journal = Journal(None if folder is None else folder / "pieces", progress)
+    # 1. Three fits for each seed.
+    roles = fit_head_gates(model, fitted, settings, journal=journal)
+    # 2. The proof: top heads of each kind, and random ones, ablated.
+    most = min(settings.most, model.n_layers * model.n_heads)
+    curves = [
+        ablation_curve(
+            model, tested, roles, kind, most, every=settings.every, memory_gb=settings.memory_gb, journal=journal
+        )
+        for kind in (*KINDS, "random")
+    ]
+    result = GateResult(model.name, whole.name, settings, roles, curves, time.monotonic() - begun)
+    if folder is not None:
+        _save(result, folder)
+    return result
+
+
+def load_roles(folder: str | Path) -> GateResult:
+    """A saved result."""
+    folder = Path(folder)
+    about = read_json(folder / RESULT)
+    tensors = read_tensors(folder / "roles.safetensors")
+    try:
+        settings = about["settings"] | {key: tuple(about["settings"][key]) for key in ("first_rate", "second_rate")}
+        roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
+        curves = [
+            AblationCurve(kind, tensors["ablated"].long(), tensors[f"changes.{kind}"]) for kind in (*KINDS, "random")
+        ]
+        return GateResult(about["model"], about["task"], GateSettings(**settings), roles, curves, about["seconds"])
+    except (KeyError, TypeError) as error:
+        raise GatelensError(f"{folder} holds no head roles of this version ({error}): run it again.") from error
+
+
+def _save(result: GateResult, folder: Path) -> None:
+    roles, curves = result.roles, result.curves
+    write_tensors(
+        folder / "roles.safetensors",
+        {
+            **{name: getattr(roles, name) for name in ("gates", "plus", "minus", "losses")},
+            "ablated": curves[0].ablated,
+            **{f"changes.{curve.kind}": curve.changes for curve in curves},
+        },
+    )
+    with (folder / "ablation.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["kind", "ablated", "change", "low", "high"])
+        for curve in curves:
+            rows = zip(*(x.tolist() for x in (curve.ablated, curve.change, curve.low, curve.high)), strict=True)
+            writer.writerows([curve.kind, n, *(f"{number:.6g}" for number in numbers)] for n, *numbers in rows)
+    means = {kind: roles.kind(kind).mean(0) for kind in KINDS}
+    save_figure(head_maps(means, f"{result.task} in {result.model}"), folder / "roles")
+    save_figure(ablation_figure({result.task: {result.model: curves}}), folder / "ablation")
+    write_json(
+        folder / RESULT,
+        {
+            "model": result.model,
+            "task": result.task,
+            "settings": asdict(result.settings),
+            "summary": roles.summary(),
+            "change at the end": {curve.kind: float(curve.change[-1]) for curve in curves},
+            "seconds": result.seconds,
+        },
+    )
+    shutil.rmtree(folder / "pieces", ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Figures from saved results: nothing here needs a model."""
