@@ -1,0 +1,78 @@
+"""Indirect object identification: two people are named, one of them acts again, the answer is the other.
+
+"After Mary and John arrived at the park, John handed a coin to" -> " Mary".
+The behaviour is that of Wang et al., arXiv 2211.00593; IO is the indirect object (Mary), S the subject (John).
+Names are single tokens and always follow a space, so that any name can stand for any other.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from random import Random
+
+from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.draw import choose, distinct, generator, others
+from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
+from gatelens.tasks.words import NAMES, OBJECTS, PLACES
+
+# {A} and {B} are the two people in either order (IO first: ABBA; S first: BABA), {S} is the subject again.
+TEMPLATES = (
+    "Soon after {A} and {B} arrived at the {place}, {S} handed a {object} to",
+    "While {A} and {B} were waiting at the {place}, {S} offered a {object} to",
+    "Last night {A} and {B} met at the {place}, where {S} gave a {object} to",
+    "Since {A} and {B} were both at the {place}, {S} gave a {object} to",
+    "As soon as {A} and {B} reached the {place}, {S} passed a {object} to",
+    "On Monday {A} and {B} walked to the {place}. Later {S} gave a {object} to",
+    "Today {A} and {B} spent hours at the {place}, and {S} lent a {object} to",
+    "Because {A} and {B} loved the {place} so much, {S} bought a {object} for",
+    "Shortly before {A} and {B} left the {place}, {S} proudly showed a {object} to",
+    "Later, when {A} and {B} came to the {place}, {S} gave a {object} to",
+    "This week {A} and {B} ate near the {place}, and {S} handed a {object} to",
+    "One morning {A} and {B} drove to the {place}, and {S} sold a {object} to",
+    "When {A} and {B} got bored at the {place}, {S} finally threw a {object} to",
+    "The friends {A} and {B} found the {place} closed, so {S} returned a {object} to",
+    "Although {A} and {B} argued at the {place}, {S} still gave a {object} to",
+    "Once {A} and {B} were inside the {place}, {S} quietly passed a {object} to",
+    "At noon {A} and {B} met at the {place}, and {S} promised a {object} to",
+    "Long after {A} and {B} had left the {place}, {S} sent a {object} to",
+)
+
+# The names (IO, S, S again) of the corrupt prompt, given the names of the clean one.
+CORRUPTIONS: dict[str, Callable[[Random, Sequence[str], str, str], Sequence[str]]] = {
+    "names": lambda random, names, io, s: others(random, names, 3, but=(io, s)),
+    "subject": lambda random, names, io, s: (io, s, others(random, names, 1, but=(io, s))[0]),
+    "exchange": lambda random, names, io, s: (s, io, io),
+}
+NAMES_NEEDED = {"names": 5, "subject": 3, "exchange": 2}
+
+
+def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "names") -> CircuitTask:
+    """IOI in single sentences. Metric: logit(IO) - logit(S).
+
+    `corruption` makes the corrupt prompt: "names" takes three fresh names, "subject" puts a random name in place of the
+    second mention of the subject, "exchange" exchanges subject and indirect object everywhere.
+    """
+    return named_task("ioi", tokenizer, n, seed, corruption, lambda random: random.choice(TEMPLATES))
+
+
+def named_task(
+    name: str, tokenizer: Tokenizer, n: int, seed: int, corruption: str, template: Callable[[Random], str]
+) -> CircuitTask:
+    """IOI with templates drawn by `template`: they have {A}, {B}, {S}, {place} and {object}."""
+    choose("corruption", corruption, tuple(CORRUPTIONS))
+    random = generator(name, seed)
+    names = single_tokens(tokenizer, NAMES, "names", least=NAMES_NEEDED[corruption])
+    places, objects = (preferably_single(tokenizer, words) for words in (PLACES, OBJECTS))
+
+    def draw() -> Pair:
+        io, s = random.sample(names, 2)
+        corrupt = CORRUPTIONS[corruption](random, names, io, s)
+        text = template(random)
+        io_first = random.random() < 0.5
+        place, thing = random.choice(places), random.choice(objects)
+        clean_text, corrupt_text = (
+            text.format(A=a if io_first else b, B=b if io_first else a, S=again, place=place, object=thing)
+            for a, b, again in ((io, s, s), corrupt)
+        )
+        return Pair(clean_text, corrupt_text, (f" {io}",), (f" {s}",))
+
+    return circuit_task(tokenizer, name, seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)

@@ -1,0 +1,87 @@
+"""Indirect object identification: names, orders and corruptions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from gatelens.errors import GatelensError
+from gatelens.tasks import ioi, ioi_long
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.tokens import encode
+from gatelens.tasks.words import NAMES, OBJECTS, PLACES
+
+from .conftest import LARGE, real
+
+ANY_NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")
+BUILDERS = {"ioi": ioi.build, "ioi-long": ioi_long.build}
+
+
+def names(text: str) -> list[str]:
+    return ANY_NAME.findall(text)
+
+
+def test_there_are_enough_templates_names_places_and_objects(tokenizer: Any) -> None:
+    assert len(set(ioi.TEMPLATES)) >= 15
+    assert len(PLACES) == len(OBJECTS) == 8
+    assert len(ioi.single_tokens(tokenizer, NAMES, "names", least=100)) >= 100
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_the_answer_is_the_name_that_comes_once_in_both_orders(build: Any, gpt2: Any) -> None:
+    orders = Counter()
+    for pair in build(gpt2, 60, seed=0).pairs:
+        first, second, again = names(pair.clean)
+        assert again in (first, second)
+        io = second if again == first else first
+        assert pair.answers == (f" {io}",)
+        assert pair.wrong == (f" {again}",)
+        orders["ABBA" if io == first else "BABA"] += 1
+    assert min(orders["ABBA"], orders["BABA"]) > 15
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize("corruption", ioi.CORRUPTIONS)
+def test_a_corruption_changes_the_names_it_says_and_nothing_else(build: Any, corruption: str, gpt2: Any) -> None:
+    for pair in build(gpt2, 30, seed=5, corruption=corruption).pairs:
+        clean, corrupt = names(pair.clean), names(pair.corrupt)
+        assert ANY_NAME.sub("_", pair.clean) == ANY_NAME.sub("_", pair.corrupt)
+        if corruption == "names":
+            assert len({*clean, *corrupt}) == 2 + 3
+        elif corruption == "subject":
+            assert corrupt[:2] == clean[:2]
+            assert corrupt[2] not in clean
+        else:
+            swap = {clean[0]: clean[1], clean[1]: clean[0]}
+            assert corrupt == [swap[name] for name in clean]
+
+
+def test_an_unknown_corruption_is_named(gpt2: Any) -> None:
+    with pytest.raises(GatelensError, match="no corruption 'noise': it is one of names, subject, exchange"):
+        ioi.build(gpt2, 4, 0, corruption="noise")
+
+
+@pytest.mark.parametrize("which", LARGE)
+def test_long_stories_have_35_to_60_tokens(which: str) -> None:
+    tokenizer = real(which)
+    lengths = [len(ids) for ids in encode(tokenizer, [pair.clean for pair in ioi_long.build(tokenizer, 80, 0).pairs])]
+    assert min(lengths) >= 35
+    assert max(lengths) <= 60
+    assert len(set(lengths)) <= 10  # pieces are matched in length, so buckets are few
+
+
+def test_in_a_long_story_nobody_is_named_between() -> None:
+    assert not any(names(text) for text in ioi_long.DISTRACTORS)
+
+
+def test_the_metric_is_the_logit_of_io_minus_that_of_s(gpt2: Any) -> None:
+    made: CircuitTask = ioi.build(gpt2, 6, seed=0)
+    for bucket in made.buckets:
+        logits = torch.randn(len(bucket), 50257)
+        for row, i in enumerate(bucket.which.tolist()):
+            io, s = (gpt2(text).input_ids[0] for text in (made.pairs[i].answers[0], made.pairs[i].wrong[0]))
+            assert made.metric(logits, bucket)[row] == logits[row, io] - logits[row, s]

@@ -1,0 +1,110 @@
+"""Docstring, agreement, induction, colored objects and addition: what each prompt says is so."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gatelens.errors import GatelensError
+from gatelens.tasks import addition, agreement, colored_objects, docstring, induction
+from gatelens.tasks.words import MEN, WOMEN
+
+
+def arguments(text: str) -> tuple[list[str], list[str]]:
+    """Names in the definition, and names documented."""
+    defined = re.search(r"\(self, (.*)\):", text)
+    assert defined
+    return defined[1].split(", "), re.findall(r":param (\w+):", text)
+
+
+def test_docstring_asks_for_the_next_of_six_arguments(tokenizer: Any) -> None:
+    for pair in docstring.build(tokenizer, 20, seed=0).pairs:
+        defined, documented = arguments(pair.clean)
+        assert len(set(defined)) == 6
+        assert documented == defined[:3]
+        assert pair.answers == (f" {defined[3]}",)
+        assert {word.strip() for word in pair.wrong} == set(defined) - {defined[3]}
+
+
+@pytest.mark.parametrize("corruption", docstring.CORRUPTIONS)
+def test_docstring_corruptions(corruption: str, gpt2: Any) -> None:
+    for pair in docstring.build(gpt2, 20, seed=0, corruption=corruption).pairs:
+        (defined, documented), (other, noted) = arguments(pair.clean), arguments(pair.corrupt)
+        fresh = not set(other) & set(defined)
+        assert fresh == (corruption in ("both", "definition"))
+        assert (noted == documented) == (corruption in ("definition", "answer"))
+        if corruption == "both":
+            assert not set(noted) & {*defined, *other}
+        if corruption == "answer":
+            assert [a for a, b in zip(defined, other, strict=True) if a != b] == [defined[3]]
+
+
+def test_gender_pronoun_takes_the_pronoun_of_the_name(tokenizer: Any) -> None:
+    answers = set()
+    for pair in agreement.gender_pronoun(tokenizer, 40, seed=0).pairs:
+        woman = any(re.search(rf"\b{name}\b", pair.clean) for name in WOMEN)
+        assert woman != any(re.search(rf"\b{name}\b", pair.clean) for name in MEN)
+        assert woman != any(re.search(rf"\b{name}\b", pair.corrupt) for name in WOMEN)
+        assert pair.answers == (" she",) if woman else (" he",)
+        answers.add(pair.answers)
+    assert len(answers) == 2
+
+
+def test_subject_verb_agrees_with_the_first_noun(tokenizer: Any) -> None:
+    plurals = set(agreement.NOUNS.values())
+    for pair in agreement.subject_verb(tokenizer, 40, seed=0).pairs:
+        _, subject, _, _, nearest = pair.clean.split()
+        assert (subject in plurals) != (nearest in plurals)
+        assert (pair.answers == agreement.PLURAL_VERBS) == (subject in plurals)
+        assert (pair.corrupt.split()[1] in plurals) != (subject in plurals)
+
+
+def test_induction_repeats_its_block(tokenizer: Any) -> None:
+    task = induction.build(tokenizer, 20, seed=0, length=8)
+    start = len(tokenizer("").input_ids)
+    for bucket in task.buckets:
+        for i, clean, corrupt in zip(
+            bucket.which.tolist(), bucket.clean.tolist(), bucket.corrupt.tolist(), strict=True
+        ):
+            block, again = clean[start : start + 8], clean[start + 8 :]
+            assert len(set(block)) == 8
+            assert again == block[: len(again)]
+            assert task.answer_ids[i].tolist() == [block[len(again)]]
+            assert set(task.wrong_ids[i].tolist()) == set(block) - {block[len(again)]}
+            assert not set(corrupt[start : start + 8]) & set(block)
+            assert corrupt[start + 8 :] == again
+
+
+def test_induction_refuses_a_length_it_cannot_make(gpt2: Any) -> None:
+    with pytest.raises(GatelensError, match="length from 2"):
+        induction.build(gpt2, 4, 0, length=1)
+
+
+def test_colored_objects_asks_for_the_color_of_the_thing(tokenizer: Any) -> None:
+    for pair in colored_objects.build(tokenizer, 40, seed=0).pairs:
+        things = {thing: color for color, thing in re.findall(r"a (\w+) (\w+)", pair.clean)}
+        asked, instead = (text.rsplit(" ", 2)[1] for text in (pair.clean, pair.corrupt))
+        assert pair.answers == (f" {things[asked]}",)
+        assert {word.strip() for word in pair.wrong} == set(things.values()) - {things[asked]}
+        assert instead != asked
+        assert instead in things
+
+
+@pytest.mark.parametrize("digit", addition.PLACES)
+def test_addition_is_right_in_every_prompt(digit: str, tokenizer: Any) -> None:
+    for pair in addition.build(tokenizer, 30, seed=0, digit=digit).pairs:
+        results = []
+        for text in (pair.clean, pair.corrupt):
+            *shots, last = text.replace(" ", "").split("\n")
+            for shot in shots:
+                a, b, total = map(int, re.split(r"[+=]", shot))
+                assert a + b == total
+            a, b = map(int, re.findall(r"\d\d", last)[:2])
+            shown = last.split("=")[1]
+            assert str(a + b).startswith(shown)
+            assert len(shown) == addition.PLACES.index(digit)
+            results.append(str(a + b)[len(shown)])
+        assert pair.answers[0].strip() == results[0] != results[1]
+        assert sorted(word.strip() for word in pair.wrong) == [d for d in "0123456789" if d != results[0]]

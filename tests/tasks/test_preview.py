@@ -1,0 +1,89 @@
+"""How well a model does on a task, as a user sees it before running anything."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from gatelens.tasks import task
+from gatelens.tasks.base import CircuitTask, ResponseTask
+from gatelens.tasks.preview import preview, render
+
+
+def shown(made: Any) -> str:
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(made))
+    return console.export_text()
+
+
+class Oracle:
+    """Stands in for a Hugging Face model: for each prompt it knows, it favours one token."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, favoured: dict[tuple[int, ...], int], vocab: int) -> None:
+        self.favoured, self.vocab = favoured, vocab
+
+    def __call__(self, tokens: torch.Tensor, logits_to_keep: int) -> Any:
+        logits = torch.zeros(len(tokens), 1, self.vocab)
+        for row, prompt in enumerate(tokens.tolist()):
+            if tuple(prompt) in self.favoured:
+                logits[row, 0, self.favoured[tuple(prompt)]] = 3.0
+        return SimpleNamespace(logits=logits)
+
+
+def test_the_share_answered_correctly_and_the_warning(gpt2: Any) -> None:
+    made = task("ioi", SimpleNamespace(name="oracle", tokenizer=gpt2), n=20)
+    assert isinstance(made, CircuitTask)
+    right: dict[tuple[int, ...], int] = {}
+    for bucket in made.buckets:
+        for i, clean in zip(bucket.which.tolist(), bucket.clean.tolist(), strict=True):
+            right[tuple(clean)] = int(made.answer_ids[i, 0] if i >= 5 else made.wrong_ids[i, 0])
+    model = SimpleNamespace(name="oracle", tokenizer=gpt2, hf=Oracle(right, 50257))
+    seen = preview(model, made)
+    assert seen.figures["answered correctly"] == 0.75
+    assert seen.figures["logit difference on clean prompts"] == pytest.approx(3 * 15 / 20 - 3 * 5 / 20)
+    assert seen.figures["logit difference on corrupt prompts"] == 0
+    assert [row.right for row in seen.shown] == [False] * 5 + [True] * 5
+    assert seen.warning is None
+    text = shown(seen)
+    assert "75.0%" in text
+    assert "Warning" not in text
+
+    ignorant = preview(SimpleNamespace(name="ignorant", tokenizer=gpt2, hf=Oracle({}, 50257)), made)
+    assert ignorant.warning is not None
+    assert ignorant.warning.startswith("ignorant answers 0% of ioi correctly, less than 70%: it hardly has the")
+    assert ignorant.warning.endswith("so a circuit of it means little.")
+    assert "Warning: ignorant" in shown(ignorant)
+
+
+def test_a_response_task_on_a_real_model(stories: Any) -> None:
+    """Against plain unpadded forwards, one example at a time."""
+    made = task("syntax", stories, n=6)
+    assert isinstance(made, ResponseTask)
+    seen = preview(stories, made)
+    total, hits, count = 0.0, 0, 0
+    for example in made.examples:
+        ids = torch.tensor([example.prompt_ids + example.response_ids])
+        with torch.no_grad():
+            log_probs = stories.hf(ids).logits.log_softmax(-1)[0, len(example.prompt_ids) - 1 : -1]
+        target = torch.tensor(example.response_ids)
+        total += log_probs.gather(-1, target[:, None]).sum().item()
+        hits += int((log_probs.argmax(-1) == target).sum())
+        count += len(target)
+    assert seen.figures["log-probability of a response"] == pytest.approx(total / 6, rel=1e-4)
+    assert seen.figures["response tokens predicted"] == pytest.approx(hits / count)
+    assert len(seen.shown) == 6
+    assert "syntax on" in shown(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("ioi", 0.75), ("ioi-long", 0.75), ("docstring", 0.75), ("greater-than", 0.8)]
+)
+def test_the_built_in_model_has_the_behaviour(name: str, level: float, smollm2: Any) -> None:
+    made = task(name, smollm2, n=12)
+    assert preview(smollm2, made).figures["answered correctly"] >= level

@@ -1,0 +1,195 @@
+"""Response tasks: what is in them, and which tokens count."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gatelens.errors import GatelensError
+from gatelens.tasks import TASKS, common_sense, contrast, from_spec, syntax, task, word_problems
+from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.draw import generator
+from gatelens.tasks.forms import ANTONYMS, CAPITALS, NOUNS, VERBS, past, plural, third_person
+
+from .conftest import REAL, like_model, real
+
+RESPONSES = [name for name, entry in TASKS.items() if entry.kind == "response"]
+
+
+def make(name: str, tokenizer: Any, **settings: Any) -> ResponseTask:
+    made = task(name, like_model(tokenizer), **settings)
+    assert isinstance(made, ResponseTask)
+    return made
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+@settings(max_examples=10, deadline=None)
+@given(
+    which=st.sampled_from(REAL),
+    seed=st.integers(0, 10**9),
+    size=st.integers(1, 9),
+    side=st.sampled_from(["right", "left"]),
+)
+def test_batches_hold_every_token_once_and_mark_the_responses(
+    name: str, which: str, seed: int, size: int, side: Any
+) -> None:
+    """Against tokenising prompt and response by themselves."""
+    tokenizer = real(which)
+    made = make(name, tokenizer, n=7, seed=seed)
+    seen = []
+    for batch in made.batches(size, side):
+        for tokens, mask, targets, i in zip(batch.tokens, batch.mask, batch.targets, batch.which.tolist(), strict=True):
+            seen.append(i)
+            example = made.examples[i]
+            whole = tokenizer(example.prompt + example.response).input_ids
+            prompt = tokenizer(example.prompt).input_ids
+            assert tokens[mask == 1].tolist() == whole
+            assert tokens[targets].tolist() == whole[len(prompt) :] == list(example.response_ids)
+            assert not (targets & (mask == 0)).any()
+            first = mask.tolist().index(1)
+            assert mask.sum() == len(whole)
+            assert first == (0 if side == "right" else len(mask) - len(whole))
+    assert sorted(seen) == list(range(7))
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_the_seed_decides_everything(name: str, gpt2: Any) -> None:
+    first, again, other = (make(name, gpt2, n=6, seed=seed) for seed in (3, 3, 4))
+    assert first.examples == again.examples == make(name, gpt2, n=12, seed=3).examples[:6]
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert from_spec(first.spec(), like_model(gpt2)).fingerprint() == first.fingerprint()
+    assert len({example.prompt for example in make(name, gpt2, n=64).examples}) == 64
+
+
+@pytest.mark.parametrize("name", ["syntax", "common-sense", "math"])
+def test_there_are_at_least_300_items(name: str, gpt2: Any) -> None:
+    assert len({example.prompt for example in make(name, gpt2, n=310).examples}) == 310
+
+
+def test_batches_refuse_what_they_cannot_do(gpt2: Any) -> None:
+    made = make("math", gpt2, n=2)
+    with pytest.raises(GatelensError, match="size from 1"):
+        list(made.batches(0))
+    with pytest.raises(GatelensError, match="'middle'"):
+        list(made.batches(2, "middle"))  # type: ignore[arg-type]
+
+
+def test_a_response_that_changes_the_prompt_is_refused(gpt2: Any) -> None:
+    with pytest.raises(GatelensError, match=r"example 1 of mine .* changes the tokens of the prompt"):
+        response_task(gpt2, "mine", 0, [("a b", " c"), ("inter", "national")])
+
+
+def test_word_forms() -> None:
+    assert [past(v) for v in ("go", "stop", "study", "like", "play", "visit")] == (
+        ["went", "stopped", "studied", "liked", "played", "visited"]
+    )
+    assert [third_person(v) for v in ("go", "watch", "carry", "play", "catch", "buy")] == (
+        ["goes", "watches", "carries", "plays", "catches", "buys"]
+    )
+    assert [plural(n) for n in ("child", "city", "box", "toy", "piano", "leaf", "church")] == (
+        ["children", "cities", "boxes", "toys", "pianos", "leaves", "churches"]
+    )
+    assert min(len(VERBS), len(NOUNS), len(ANTONYMS), len(CAPITALS)) >= 64
+    assert {phrase[0] for phrase in syntax.PHRASES} <= set(VERBS)
+
+
+@pytest.mark.parametrize("kind", syntax.KINDS)
+def test_syntax_shows_one_worked_example_that_is_not_the_query(kind: str, gpt2: Any) -> None:
+    for example in make("syntax", gpt2, n=40, kind=kind).examples:
+        instruction, worked, worked_answer, query, blank = example.prompt.split("\n")
+        assert instruction == syntax.KINDS[kind].instruction
+        assert worked != query
+        assert worked_answer.startswith(blank)
+        assert example.response.startswith(" ")
+
+
+def test_questions_and_negations() -> None:
+    random = generator("test", 0)
+    found = {syntax._sentence(random) for _ in range(4000)}
+    assert ("She drives a car.", "Does she drive a car?", "She does not drive a car.") in found
+    assert ("The boys caught the train.", "Did the boys catch the train?", "The boys did not catch the train.") in found
+    assert ("You can sing a song.", "Can you sing a song?", "You cannot sing a song.") in found
+    assert ("We study the map.", "Do we study the map?", "We do not study the map.") in found
+
+
+def test_common_sense_has_300_questions_of_five_options() -> None:
+    items = common_sense.questions()
+    assert len(items) >= 300
+    assert len({item[0] for item in items}) == len(items)
+    assert all(len(item) == 6 and len(set(item)) == 6 and all(item) for item in items)
+
+
+def test_common_sense_marks_the_right_option_at_every_letter(gpt2: Any) -> None:
+    right = {item[0]: item[1] for item in common_sense.questions()}
+    letters = set()
+    for example in make("common-sense", gpt2, n=100).examples:
+        _, question, *options, _ = example.prompt.split("\n")
+        chosen = {option[0]: option[3:] for option in options}
+        assert chosen[example.response.strip()] == right[question.removeprefix("Question: ")]
+        letters.add(example.response)
+    assert letters == {" A", " B", " C", " D", " E"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers())
+def test_every_step_of_a_worked_solution_is_right(seed: int) -> None:
+    prompt, response = word_problems.draw_problem(generator("test", seed))
+    steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", response)
+    assert steps
+    known = set(re.findall(r"\d+", prompt))
+    for left, sign, right, value in steps:
+        assert {left, right} <= known, "a step uses what is not known yet"
+        assert {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right)}.get(
+            sign, int(left) / int(right)
+        ) == int(value)
+        known.add(value)
+    assert response.endswith(f" The answer is {steps[-1][3]}.")
+    assert "{" not in prompt + response
+
+
+def test_every_story_is_told() -> None:
+    random = generator("test", 0)
+    told = {
+        re.sub(r"\d+|\b[A-Z]\w+\b|\b(she|he|her|his)\b", "", word_problems.draw_problem(random)[0]) for _ in range(800)
+    }
+    assert len(told) == len(word_problems.STORIES)
+
+
+@pytest.mark.parametrize("pattern", ["aba", "abb"])
+def test_patterns_are_what_they_say_and_of_single_tokens(pattern: str, tokenizer: Any) -> None:
+    for example in make("aba-abb", tokenizer, n=12, pattern=pattern).examples:
+        lines = (example.prompt + example.response).split("\n")[1:]
+        assert len(lines) == 5
+        for line in lines:
+            a, b, c = line.split("^")
+            assert a != b
+            assert c == (a if pattern == "aba" else b)
+        assert len(example.response_ids) == 1
+        # The answer is the very token that stands before it in its line.
+        assert example.response_ids[0] in example.prompt_ids[-4:]
+
+
+def test_a_contrast_asks_the_same_in_two_ways(gpt2: Any) -> None:
+    told, shown = contrast(like_model(gpt2), n=30, relation="country-capital", seed=2)
+    assert len(told) == len(shown) == 30
+    for one, other in zip(told.examples, shown.examples, strict=True):
+        query = one.prompt.split("\n")[-1]
+        assert one.response == other.response == f" {CAPITALS[query.removesuffix(' ->')]}"
+        *shots, asked = other.prompt.split("\n")
+        assert asked == query
+        assert len(shots) == 5
+        assert not any(shot.startswith(query) for shot in shots)
+        assert one.prompt == f"Name the capital of the country.\n{query}"
+
+
+def test_padding_does_not_reach_the_prompts(gpt2: Any) -> None:
+    made = make("syntax", gpt2, n=5)
+    wide = next(made.batches(5))
+    assert wide.tokens.dtype == wide.mask.dtype == torch.int64
+    assert wide.targets.dtype == torch.bool
+    assert (wide.tokens[wide.mask == 0] == made.pad_id).all()
