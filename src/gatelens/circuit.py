@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gatelens.batches import take
-from gatelens.circuits import EdgeCircuits, circuits
+from gatelens.circuits import Circuits, EdgeCircuits, circuits
 from gatelens.curves import Curve, CurveSettings, explained_effect, pool
 from gatelens.errors import GatelensError
 from gatelens.exchange import write_graph
@@ -54,9 +54,9 @@ class CircuitSettings(CurveSettings):
             raise GatelensError(f"no level '{self.level}': levels are heads, edges and attention.")
         if self.method not in ("patching", "eap", "eap-ig"):
             raise GatelensError(f"no method '{self.method}': methods are patching, eap and eap-ig.")
-        for name in ("steps", "n", "seeds"):
-            if getattr(self, name) < 1:
-                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
+        for name, least in (("steps", 1), ("n", 1), ("seeds", 1), ("seed", 0), ("sample", 0)):
+            if getattr(self, name) < least:
+                raise GatelensError(f"{name} is at least {least}, not {getattr(self, name)}.")
         if not 0 < self.threshold <= 1:
             raise GatelensError(f"the threshold is an explained effect above 0 and up to 1, not {self.threshold}.")
 
@@ -98,18 +98,22 @@ def find_circuit(
     folder = None if out is None else Path(out)
     if folder is not None and open_folder(folder, _asked(model, tasks, settings)):
         return load_circuit(folder)
-    scores: list[Scores] = []
-    curves: list[Curve] = []
-    for one in tasks:
-        journal = Journal(None if folder is None else folder / "pieces" / f"seed-{one.seed}", progress)
-        # 1. A score for every gate.
-        scores.append(score(model, one, settings, journal))
-        # 2. The metric of the top k, for a grid of k, and of random gates.
-        curves.append(explained_effect(model, one, scores[-1], settings, journal=journal))
+
+    def journal(name: str) -> Journal:
+        return Journal(None if folder is None else folder / "pieces" / name, progress)
+
+    journals = [journal(f"seed-{one.seed}") for one in tasks]
+    # 1. A score for every gate.
+    scores = [score(model, one, settings, kept) for one, kept in zip(tasks, journals, strict=True)]
+    # 2. The metric of the top k, for a grid of k that all seeds share, and of random gates.
+    most = max(_circuits(model, one, mine, settings).total for one, mine in zip(tasks, scores, strict=True))
+    curves = [
+        explained_effect(model, one, mine, settings, most=most, journal=kept)
+        for one, mine, kept in zip(tasks, scores, journals, strict=True)
+    ]
     curve = pool(curves)
     # 3. What speaks for it.
-    journal = Journal(None if folder is None else folder / "pieces" / "validity", progress)
-    validity = _validate(model, tasks, scores, curves, curve, settings, journal)
+    validity = _validate(model, tasks, scores, curves, curve, settings, journal("validity"))
     seconds = time.monotonic() - begun
     result = CircuitResult(model.name, tasks[0].name, settings, scores, curve, validity, seconds)
     if folder is not None:
@@ -204,9 +208,13 @@ def _validate(
         sampled=sampled,
         kept=float(curve.kept[point]),
         effect=float(curve.effect[point]),
-        complement=complement_effect(model, tasks[0], scores[0], curves[0], k, settings),
+        complement=complement_effect(model, tasks[0], scores[0], curves[0], k, settings, journal=journal),
         overlap=overlap(scores, k, settings),
     )
+
+
+def _circuits(model: Model, task: CircuitTask, scores: Scores, settings: CircuitSettings) -> Circuits:
+    return circuits(model, task, scores, settings.ranking, settings.source, settings.memory_gb)
 
 
 def _save(result: CircuitResult, model: Model, task: CircuitTask, folder: Path) -> None:
@@ -220,7 +228,7 @@ def _save(result: CircuitResult, model: Model, task: CircuitTask, folder: Path) 
     write_tensors(folder / "scores.safetensors", tensors)
     save_curve(result.curve, folder)
     point = result.curve.point_at(result.settings.threshold)
-    ours = circuits(model, task, result.scores[0], result.settings.ranking, result.settings.source)
+    ours = _circuits(model, task, result.scores[0], result.settings)
     if isinstance(ours, EdgeCircuits) and point is not None:
         kept = ours.kept([result.curve.asked[point]])[0]
         write_graph(folder / "circuit.json", result.scores[0], kept, model.anatomy.width)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from gatelens.gates.heads import HeadSource, run_heads
 from gatelens.gates.runs import capture, moment_numbers
 from gatelens.graph import Graph
 from gatelens.model import Model
-from gatelens.scores import EdgeScores, HeadScores, Ranking, Scores, rank
+from gatelens.scores import AttentionScores, EdgeScores, HeadScores, Ranking, Scores, rank
 from gatelens.tasks.base import CircuitTask
 
 Source = Literal["corrupt", "mean", "zero"]
@@ -67,11 +67,11 @@ def circuits(
     memory_gb: float = 2.0,
 ) -> Circuits:
     """The circuits of these scores, at their granularity."""
+    if scores.sampled if isinstance(scores, AttentionScores) else scores.measured is not None:
+        raise GatelensError("only a sample of the gates has scores: a circuit needs scores for all of them.")
     if isinstance(scores, HeadScores):
         return HeadCircuits(model, task, rank(scores.scores.flatten(), ranking), source, memory_gb)
     if isinstance(scores, EdgeScores):
-        if scores.measured is not None:
-            raise GatelensError("only a sample of the edges has scores: a circuit needs scores for all of them.")
         edges = scores.graph.edges.flatten().nonzero()[:, 0]
         order = edges[rank(scores.scores.flatten()[edges], ranking)]
         return EdgeCircuits(model, task, order, source, memory_gb)

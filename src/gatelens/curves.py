@@ -120,20 +120,23 @@ def explained_effect(
     scores: Scores,
     settings: CurveSettings | None = None,
     *,
+    most: int | None = None,
     journal: Journal | None = None,
 ) -> Curve:
     """The curve of these scores: keep the top k, put everything else to its corrupt value, for a grid of k.
 
+    most: where the grid ends if that is above the number of gates; curves that are to be pooled need one grid.
     Cost: about 1 forward per circuit for heads and attention edges, 1.5 to 2 for edges between components.
     """
     settings = settings or CurveSettings()
     journal = journal or Journal()
     ours = circuits(model, task, scores, settings.ranking, settings.source, settings.memory_gb)
-    ks = grid(ours.level, ours.total, settings.points)
+    total = max(ours.total, most or 0)
+    ks = grid(ours.level, total, settings.points)
     curve = _curve(ours, ks, journal, "curve", settings)
     _refuse_flat(curve, model, task)
     if settings.random_points:
-        coarse = grid(ours.level, ours.total, max(2, settings.random_points))
+        coarse = grid(ours.level, total, max(2, settings.random_points))
         curve = replace(curve, random=_curve(ours.shuffled(task.seed), coarse, journal, "random", settings))
     return curve
 
@@ -153,9 +156,12 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:
 def pool(curves: Sequence[Curve]) -> Curve:
     """The curves of several task seeds as one, with a band over seeds and prompts."""
     first = curves[0]
+    if any(curve.asked != first.asked or curve.none.shape != first.none.shape for curve in curves):
+        raise GatelensError("only curves over the same grid and as many prompts can be pooled.")
     randoms = [curve.random for curve in curves if curve.random is not None]
     return replace(
         first,
+        total=max(curve.total for curve in curves),
         kept=torch.stack([curve.kept for curve in curves]).mean(0),
         metrics=torch.cat([curve.metrics for curve in curves]),
         none=torch.cat([curve.none for curve in curves]),

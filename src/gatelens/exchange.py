@@ -8,6 +8,7 @@ written once for each head, and read as in the graph if any of these is, with th
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,21 @@ def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Tensor]:
     destinations = {name: j for j, names in enumerate(_destinations(graph)) for name in names}
     for name, edge in data["edges"].items():
         source, _, destination = name.partition("->")
-        if source not in sources or destination not in destinations or not isinstance(edge, dict):
+        place = sources.get(source, -1), destinations.get(destination, -1)
+        if min(place) < 0 or not graph.edges[place] or not isinstance(edge, dict):
             raise GatelensError(f"{path} has an edge '{name}' that this model does not have.")
-        place = sources[source], destinations[destination]
-        scores[place] += float(edge.get("score") or 0.0)
+        scores[place] += _number(path, name, edge.get("score"))
         count[place] += 1
         kept[place] |= bool(edge.get("in_graph", False))
-    return EdgeScores(scores / count.clamp(min=1), graph, f"read from {Path(path).name}"), kept & graph.edges
+    return EdgeScores(scores / count.clamp(min=1), graph, f"read from {Path(path).name}"), kept
+
+
+def _number(path: str | Path, name: str, score: Any) -> float:
+    if score is None:
+        return 0.0
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise GatelensError(f"{path} has an edge '{name}' whose score is {score!r}: scores are finite numbers.")
+    return float(score)
 
 
 def _read(path: Path) -> dict[str, Any]:

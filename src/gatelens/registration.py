@@ -32,8 +32,12 @@ class _Waiting(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _WHERE:
             return None
+        # Looking for a module is not yet loading it, so this goes on waiting.
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

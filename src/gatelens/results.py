@@ -46,7 +46,7 @@ def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:
         raise GatelensError(f"cannot write to {out}: {error.strerror}. Give another folder.") from error
     wanted = json.loads(json.dumps(asked))
     if not (out / ASKED).exists():
-        if any(out.iterdir()):
+        if any(path.suffix != ".tmp" for path in out.iterdir()):  # an earlier start was killed while it wrote
             raise GatelensError(f"{out} holds other files and no run of gatelens: give an empty or a new folder.")
         write_json(out / ASKED, wanted)
         return False
@@ -81,7 +81,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+    # Copies: safetensors refuses tensors that share memory, and the ends of a curve are views of it.
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
     temporary.rename(path)
 
 

@@ -79,6 +79,7 @@ class AttentionScores:
     scores: Sequence[Tensor]
     edges: Sequence[Tensor]
     method: str
+    sampled: bool = False
 
 
 Scores = HeadScores | EdgeScores | AttentionScores

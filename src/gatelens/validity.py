@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -19,7 +20,7 @@ from gatelens.curves import Curve, CurveSettings
 from gatelens.journal import Journal
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
-from gatelens.scores import AttentionScores, EdgeScores, HeadScores, Scores, rank
+from gatelens.scores import AttentionScores, EdgeScores, HeadScores, Ranking, Scores, rank
 from gatelens.tasks.base import CircuitTask
 
 
@@ -40,9 +41,9 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     return float(stats.spearmanr(a.numpy(), b.numpy()).statistic)
 
 
-def jaccard(a: set[int], b: set[int]) -> float:
-    """Shared members over all members, 0..1."""
-    return len(a & b) / max(1, len(a | b))
+def jaccard(a: Tensor, b: Tensor) -> float:
+    """Shared members over all members, 0..1; a and b say how often each is a member."""
+    return float(torch.minimum(a, b).sum() / torch.maximum(a, b).sum().clamp(min=1e-9))
 
 
 def agreement(
@@ -68,13 +69,23 @@ def agreement(
 
 
 def complement_effect(
-    model: Model, task: CircuitTask, scores: Scores, curve: Curve, k: int, settings: CurveSettings
+    model: Model,
+    task: CircuitTask,
+    scores: Scores,
+    curve: Curve,
+    k: int,
+    settings: CurveSettings,
+    *,
+    journal: Journal | None = None,
 ) -> float:
     """The explained effect of everything but the top k."""
+    journal = journal or Journal()
     ours = circuits(model, task, scores, settings.ranking, settings.source, settings.memory_gb)
+    journal.begin("all but the circuit", len(ours.batches))
     metrics = torch.empty(len(task))
     for i, bucket in enumerate(ours.batches):
-        metrics[bucket.which] = ours.metric(i, [k], complement=True)[0].float()
+        piece = journal.piece(f"complement-{i}", partial(ours.metric, i, [k], complement=True))
+        metrics[bucket.which] = piece[0].float()
     none, everything = curve.none[0].mean(), curve.everything[0].mean()
     return float((metrics.mean() - none) / (everything - none))
 
@@ -82,16 +93,26 @@ def complement_effect(
 def overlap(all_scores: Sequence[Scores], k: int, settings: CurveSettings) -> float | None:
     """Mean Jaccard index of the top k between the seeds' scores.
 
-    Attention edges belong to prompts, which differ between seeds: there the heads with the largest sums are compared.
+    Attention edges belong to prompts, which differ between seeds: there it is compared how many of a prompt's top k
+    each head has, on average (the Jaccard index of multisets: sum of the smaller over sum of the larger counts).
     """
     if len(all_scores) < 2:
         return None
-    tops = [set(rank(_comparable(scores), settings.ranking)[:k].tolist()) for scores in all_scores]
+    tops = [_top(scores, k, settings.ranking) for scores in all_scores]
     pairs = list(combinations(tops, 2))
     return sum(jaccard(a, b) for a, b in pairs) / len(pairs)
 
 
-def _comparable(scores: Scores) -> Tensor:
+def _top(scores: Scores, k: int, ranking: Ranking) -> Tensor:
+    """How often each head or edge is among the top k: 0 or 1; for attention edges, the mean number in each head."""
     if isinstance(scores, AttentionScores):
-        return torch.stack([s.abs().sum((0, 3, 4)) for s in scores.scores]).sum(0).flatten()
-    return scores.scores.flatten()
+        prompts = [one for pair in zip(scores.scores, scores.edges, strict=True) for one in zip(*pair, strict=True)]
+        return torch.stack([_top_in_heads(values, edges, k, ranking) for values, edges in prompts]).mean(0)
+    values = scores.scores.flatten() if isinstance(scores, HeadScores) else scores.scores[scores.graph.edges]
+    return torch.zeros_like(values).index_fill_(0, rank(values, ranking)[:k], 1)
+
+
+def _top_in_heads(values: Tensor, edges: Tensor, k: int, ranking: Ranking) -> Tensor:
+    """How many of one prompt's top k edges are in each head: (layer * head,)."""
+    layers, heads = edges.nonzero()[rank(values[edges], ranking)[:k], :2].T
+    return torch.bincount(layers * values.shape[1] + heads, minlength=values[..., 0, 0].numel()).float()

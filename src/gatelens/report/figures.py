@@ -43,7 +43,7 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     Rows are tasks and share their y scale, columns are models.
     """
     tasks, models = list(grid), list(next(iter(grid.values())))
-    figure = Figure(figsize=(1.5 + 2.6 * len(models), 0.9 + 2.1 * len(tasks)), layout="constrained")
+    figure = Figure(figsize=(1.5 + 2.8 * len(models), 0.9 + 2.3 * len(tasks)), layout="constrained")
     axes = figure.subplots(len(tasks), len(models), sharex=True, sharey="row", squeeze=False)
     for row, task in zip(axes, tasks, strict=True):
         for axis, model in zip(row, models, strict=True):
@@ -52,8 +52,8 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     for axis, model in zip(axes[0], models, strict=True):
         axis.set_title(model)
     axes[-1][-1].legend(frameon=False, fontsize="small")
-    figure.supxlabel("number of ablated heads")
-    figure.supylabel("change in log-probability of the target response")
+    figure.supxlabel("number of ablated heads", fontsize="medium")
+    figure.supylabel("change in log-probability\nof the target response", fontsize="medium", ha="center")
     return figure
 
 

@@ -1,0 +1,68 @@
+"""What one update of causal head gating costs, in plain forward-backwards: ``python -m bench.head_gating``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import gatelens
+from bench.timing import ratios
+from gatelens import GatelensError, Model
+from gatelens.gates.fitting import mean_nll
+from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
+
+EXAMPLES, PROMPT, RESPONSE = 8, 28, 4
+AT_MOST = {1: 1.0, 8: 7.5}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        model = gatelens.load("smollm2")
+    except GatelensError as error:
+        print(f"smollm2 left out: {error}")
+        return
+    batch = some_batch(model)
+    print(
+        f"smollm2, {EXAMPLES} examples of {PROMPT} + {RESPONSE} tokens, one thread; in units of one plain Hugging Face "
+        "forward-backward (gradients of activations, all logits)"
+    )
+    jobs = {f"update of {seeds} seeds": update(model, batch, seeds) for seeds in AT_MOST}
+    for (name, ratio), most in zip(ratios(plain(model, batch), jobs, repeats=3).items(), AT_MOST.values(), strict=True):
+        print(f"  {name:30} {ratio:5.2f}   (at most {most})")
+
+
+def some_batch(model: Model) -> ResponseBatch:
+    ids = torch.randint(0, model.hf.config.vocab_size, (EXAMPLES, PROMPT + RESPONSE)).tolist()
+    examples = [Example("", "", tuple(row[:PROMPT]), tuple(row[PROMPT:])) for row in ids]
+    return next(iter(ResponseTask("any", 0, examples).batches(EXAMPLES)))
+
+
+def plain(model: Model, batch: ResponseBatch) -> Callable[[], object]:
+    def run() -> None:
+        embedding = model.hf.get_input_embeddings()(batch.tokens).detach().requires_grad_()
+        logits: Tensor = model.hf(inputs_embeds=embedding, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch.tokens[:, 1:].flatten())
+        loss.backward()
+
+    return run
+
+
+def update(model: Model, batch: ResponseBatch, seeds: int) -> Callable[[], object]:
+    """Forward, backward and step of all seeds as rows of one batch."""
+    logits = torch.zeros(seeds, model.n_layers, model.n_heads).requires_grad_()
+    adam = torch.optim.Adam([logits], lr=0.1)
+
+    def run() -> None:
+        adam.zero_grad()
+        mean_nll(model, batch, logits.sigmoid()).sum().backward()
+        adam.step()
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

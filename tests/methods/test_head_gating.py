@@ -1,0 +1,208 @@
+"""Causal head gating: against a plain implementation, on a model whose truth is known, and in several processes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from copying import COPIES, SPOILS, copying_model, copying_task
+from families import VOCAB, tiny
+from torch import Tensor
+
+from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
+from gatelens.errors import GatelensWarning
+from gatelens.gates.fitting import in_order
+from gatelens.gates.responses import response_log_probs
+from gatelens.journal import Journal
+from gatelens.methods.head_gating import KINDS, HeadRoles
+from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
+
+pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+
+
+def any_task(n: int = 10, seed: int = 0) -> ResponseTask:
+    """Random prompts and responses of different lengths."""
+    draw = random.Random(seed)
+
+    def some(least: int, most: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(VOCAB) for _ in range(draw.randint(least, most)))
+
+    return ResponseTask("any", seed, [Example(f"prompt {i}", "response", some(3, 8), some(1, 4)) for i in range(n)])
+
+
+def plain_log_prob(model: Model, example: Example, gates: Tensor) -> Tensor:
+    """Log-probabilities of the response's tokens: one example, no padding, all logits, hooks set by hand."""
+    handles = [
+        block.out.register_forward_pre_hook(
+            lambda _, args, row=gates[layer]: ((args[0].unflatten(-1, (len(row), -1)) * row[:, None]).flatten(-2),)
+        )
+        for layer, block in enumerate(model.anatomy.blocks)
+    ]
+    try:
+        log_probs = model.hf(torch.tensor([example.prompt_ids + example.response_ids])).logits[0].log_softmax(-1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    before = len(example.prompt_ids) - 1
+    return torch.stack([log_probs[before + i, token] for i, token in enumerate(example.response_ids)])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_log_probs_do_not_depend_on_padding(family: Model, side: str) -> None:
+    task = any_task(5)
+    gates = torch.rand(2, family.n_layers, family.n_heads, generator=torch.Generator().manual_seed(1))
+    for batch in task.batches(5, side=side):  # type: ignore[arg-type]
+        found = response_log_probs(family, batch, gates)
+        wanted = [[plain_log_prob(family, task.examples[i], row).sum() for i in batch.which.tolist()] for row in gates]
+        torch.testing.assert_close(found, torch.tensor(wanted), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_gates_equal_those_of_a_plain_implementation(name: str) -> None:
+    model, task = tiny(name), any_task()
+    settings = HeadGatingSettings(seeds=2, updates=20, batch=4)
+    roles = fit_head_gates(model, task, settings)
+    batches = list(task.batches(4))
+
+    def loss(gates: Tensor, batch: ResponseBatch) -> Tensor:
+        losses = [-plain_log_prob(model, task.examples[i], gates).mean() for i in batch.which.tolist()]
+        return torch.stack(losses).mean()
+
+    def fit(start: Tensor, penalty: float, first: float, last: float) -> Tensor:
+        logits = start.clone().requires_grad_()
+        adam = torch.optim.Adam([logits])
+        for update in range(20):
+            adam.param_groups[0]["lr"] = first + (last - first) * update / 19
+            adam.zero_grad()
+            (loss(logits.sigmoid(), in_order(batches, update, 0)) - penalty * logits.clamp(-4, 4).mean()).backward()
+            adam.step()
+        return logits.detach()
+
+    for seed in range(2):
+        uniform = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(seed))
+        plain = fit(uniform.logit(), 0.0, 0.1, 0.01)
+        torch.testing.assert_close(roles.gates[seed], plain.sigmoid(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(roles.plus[seed], fit(plain, 0.1, 0.5, 0.1).sigmoid(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(roles.minus[seed], fit(plain, -0.1, 0.5, 0.1).sigmoid(), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def known_roles() -> HeadRoles:
+    return fit_head_gates(copying_model(), copying_task(), HeadGatingSettings(seeds=4, updates=100, batch=12))
+
+
+def test_known_roles_come_out_in_every_seed(known_roles: HeadRoles) -> None:
+    for layer in range(2):
+        for index in range(4):
+            head = (layer, index)
+            copies = head in {(h.layer, h.index) for h in COPIES}
+            kind = (
+                "facilitation" if copies else "interference" if head == (SPOILS.layer, SPOILS.index) else "irrelevance"
+            )
+            for name in KINDS:
+                scores = known_roles.kind(name)[:, layer, index]
+                assert bool((scores >= 0.8).all() if name == kind else (scores < 0.3).all()), (head, name, scores)
+
+
+def test_the_summary_counts_heads(known_roles: HeadRoles) -> None:
+    shares = {name: share["all seeds"] for name, share in known_roles.summary().items()}
+    assert shares == {"facilitation": 2 / 8, "irrelevance": 5 / 8, "interference": 1 / 8}
+
+
+def test_losses_fall_and_have_their_shape(known_roles: HeadRoles) -> None:
+    assert known_roles.losses.shape == (3, 100, 4)
+    assert (known_roles.losses[0, -5:].mean(0) < known_roles.losses[0, :5].mean(0)).all()
+
+
+def test_accumulated_batches_equal_one_large_batch() -> None:
+    # Examples of one length, so that both ways of cutting them weigh each example alike.
+    model, task = copying_model(), copying_task(8)
+    one = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=8))
+    two = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=4, accumulate=2))
+    torch.testing.assert_close(one.minus, two.minus, atol=1e-5, rtol=0)
+
+
+def test_a_fit_that_was_stopped_continues_with_the_same_numbers(tmp_path: Path) -> None:
+    model, task = copying_model(), copying_task(8)
+    settings = HeadGatingSettings(seeds=2, updates=60, batch=4)
+    whole = fit_head_gates(model, task, settings)
+
+    class Stop(Exception):
+        pass
+
+    def stop(what: str, done: int, total: int) -> None:
+        if "G+" in what and done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit_head_gates(model, task, settings, journal=Journal(tmp_path, stop))
+    kept = {path.name for path in tmp_path.iterdir()}
+    again = fit_head_gates(model, task, settings, journal=Journal(tmp_path))
+    assert kept < {path.name for path in tmp_path.iterdir()}
+    for name in ("gates", "plus", "minus", "losses"):
+        assert torch.equal(getattr(whole, name), getattr(again, name)), name
+
+
+def test_a_circuit_task_is_fitted_on_its_answers(stories: Model) -> None:
+    from gatelens import task
+
+    roles = fit_head_gates(stories, task("induction", stories, n=4), HeadGatingSettings(seeds=1, updates=2))
+    assert roles.facilitation.shape == (1, stories.n_layers, stories.n_heads)
+
+
+def test_a_half_precision_model_is_fitted_in_float32() -> None:
+    model = tiny("llama")
+    model.hf.bfloat16()
+    roles = fit_head_gates(model, any_task(4), HeadGatingSettings(seeds=1, updates=3))
+    assert roles.minus.dtype == torch.float32
+    assert roles.minus.isfinite().all()
+
+
+def test_an_example_longer_than_the_context_is_named() -> None:
+    model = copying_model()
+    task = ResponseTask(
+        "long", 0, [Example("0 1 |", " 0", (0, 1, 11), (0,)), Example("too long", " 1", (1,) * 8, (1,))]
+    )
+    with pytest.raises(GatelensError, match=r"example 1 of long \('too long'\.\.\.\) has 9 tokens.*reads 8"):
+        fit_head_gates(model, task)
+
+
+@pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
+def test_a_model_at_chance_is_warned_about() -> None:
+    with pytest.warns(GatelensWarning, match="hardly has the behaviour.*worst is example"):
+        fit_head_gates(tiny("gpt2"), any_task(4), HeadGatingSettings(seeds=1, updates=1))
+
+
+@pytest.mark.parametrize("bad", [{"seeds": 0}, {"updates": 0}, {"penalty": -1.0}, {"memory_gb": 0.0}])
+def test_bad_settings_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(GatelensError):
+        HeadGatingSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "import sys, torch, warnings\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "warnings.simplefilter('ignore')\n"
+        "torch.set_num_threads(1)\n"
+        "from copying import copying_model, copying_task\n"
+        "from gatelens import HeadGatingSettings, fit_head_gates\n"
+        "from gatelens.processes import my_rows\n"
+        "roles = fit_head_gates(copying_model(), copying_task(8), HeadGatingSettings(seeds=3, updates=5))\n"
+        "if 0 in my_rows(3):\n"
+        "    torch.save(roles.minus, sys.argv[1])\n"
+    )
+    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29653"]
+    for name, command in (("one", [sys.executable]), ("two", two)):
+        done = subprocess.run(
+            [*command, str(script), str(tmp_path / name)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, both = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
+    assert one.shape[0] == 3
+    torch.testing.assert_close(one, both, atol=1e-6, rtol=0)

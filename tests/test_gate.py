@@ -1,0 +1,125 @@
+"""The gate job: its folder, its continuation after a kill, and its figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gatelens import GatelensError, Model
+from gatelens.gate import GateSettings, find_roles, load_roles
+from gatelens.methods.head_gating import KINDS
+
+pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+SMALL = GateSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
+
+
+def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(stories, "induction", SMALL, out=tmp_path / "run")
+    again = load_roles(tmp_path / "run")
+    assert again.settings == SMALL
+    for kind in KINDS:
+        assert torch.equal(found.roles.kind(kind), again.roles.kind(kind))
+    for a, b in zip(found.curves, again.curves, strict=True):
+        assert a.kind == b.kind
+        assert torch.equal(a.changes, b.changes)
+    rows = list(csv.DictReader((tmp_path / "run" / "ablation.csv").open()))
+    last = [row for row in rows if row["kind"] == "facilitation"][-1]
+    assert (int(last["ablated"]), float(last["change"])) == (
+        6,
+        pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
+    )
+    assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
+    for name in ("roles", "ablation"):
+        assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+
+
+def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {}
+
+    def watch(name: str) -> None:
+        import gatelens.gate
+
+        original = getattr(gatelens.gate, name)
+
+        def spy(model: Model, task: object, *args: object, **kwargs: object) -> object:
+            seen.setdefault(name, set()).update(example.prompt_ids for example in task.examples)  # type: ignore[attr-defined]
+            return original(model, task, *args, **kwargs)
+
+        monkeypatch.setattr(gatelens.gate, name, spy)
+
+    watch("fit_head_gates")
+    watch("ablation_curve")
+    find_roles(stories, "induction", GateSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
+    assert {name: len(prompts) for name, prompts in seen.items()} == {"fit_head_gates": 6, "ablation_curve": 5}
+    assert not seen["fit_head_gates"] & seen["ablation_curve"]
+
+
+def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_folder: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gatelens",
+        "gate",
+        str(stories_folder),
+        "induction",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command += [
+        "--seeds",
+        "2",
+        "--updates",
+        "60",
+        "--batch",
+        "4",
+        "--n",
+        "8",
+        "--held-out",
+        "4",
+        "--most",
+        "6",
+        "--every",
+        "3",
+    ]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as here
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "run" / "pieces").glob("*.safetensors"))) < 4:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "result.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
+    assert done.returncode == 0, done.stderr
+    whole = find_roles(stories, "induction", SMALL)
+    for kind in KINDS:
+        torch.testing.assert_close(
+            load_roles(tmp_path / "run").roles.kind(kind), whole.roles.kind(kind), atol=1e-6, rtol=0
+        )
+
+
+def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 3)
+    with pytest.raises(GatelensError, match="has 3 examples, fewer than 8 to fit and 4 to hold out"):
+        find_roles(stories, str(own), SMALL)
+
+
+def test_another_request_in_the_same_folder_is_refused(stories: Model, tmp_path: Path) -> None:
+    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    find_roles(stories, "induction", settings, out=tmp_path / "run")
+    with pytest.raises(GatelensError, match="holds a run with settings"):
+        find_roles(
+            stories, "induction", GateSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
+        )
