@@ -74,22 +74,8 @@ def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_fo
         "--out",
         str(tmp_path / "run"),
     ]
-    command += [
-        "--seeds",
-        "2",
-        "--updates",
-        "60",
-        "--batch",
-        "4",
-        "--n",
-        "8",
-        "--held-out",
-        "4",
-        "--most",
-        "6",
-        "--every",
-        "3",
-    ]
+    command += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
+    command += ["--most", "6", "--every", "3"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as here
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
     deadline = time.monotonic() + 120

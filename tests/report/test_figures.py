@@ -33,7 +33,7 @@ def test_the_ablation_figure_is_a_grid_of_tasks_and_models(n_tasks: int, n_model
     assert len(figure.axes) == n_tasks * n_models
     assert [axis.get_title() for axis in figure.axes[:n_models]] == [f"model {m}" for m in range(n_models)]
     first = figure.axes[0]
-    lines = {line.get_label(): line.get_ydata().tolist() for line in first.get_lines()}
+    lines = {line.get_label(): list(line.get_ydata()) for line in first.get_lines()}
     assert lines["facilitation"] == [0.0, -2.0, -3.0]
     assert len([name for name in lines if name in STYLES]) == 4
     # One y scale along a row.
