@@ -154,7 +154,7 @@ class Norm:
             return grads
         weight = getattr(self.module, "weight", None)
         if weight is not None:
-            grads *= widen(weight) + self.kind.weight_offset
+            grads *= widen(weight).to(grads.device) + self.kind.weight_offset
         x = widen(x)
         inverse = self._inverse(x)
         if self.kind.centred:

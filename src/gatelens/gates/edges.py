@@ -50,9 +50,9 @@ def capture_components(model: Model, tokens: Tensor) -> Components:
     with Hooks() as hooks:
         hook_sources(model, hooks, lambda start, out: copy_into(sources[start : start + len(out)], out))
         for block in anatomy.blocks:
-            hooks.before(block.layer, lambda stream: attention_inputs.append(widen(stream)))
-            hooks.before(block.mlp_start, lambda stream: mlp_inputs.append(widen(stream)))
-        hooks.before(anatomy.final_norm.part, lambda stream: finals.append(widen(stream)))
+            hooks.before(block.layer, lambda stream: attention_inputs.append(widen(stream).to(model.device)))
+            hooks.before(block.mlp_start, lambda stream: mlp_inputs.append(widen(stream).to(model.device)))
+        hooks.before(anatomy.final_norm.part, lambda stream: finals.append(widen(stream).to(model.device)))
         logits = forward(model, tokens, None, hooks, "last")
     return Components(sources, attention_inputs, mlp_inputs, finals[0], logits)
 

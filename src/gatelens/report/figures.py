@@ -53,7 +53,7 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
         axis.set_title(model)
     axes[-1][-1].legend(frameon=False, fontsize="small")
     figure.supxlabel("number of ablated heads", fontsize="medium")
-    figure.supylabel("change in log-probability\nof the target response", fontsize="medium", ha="center")
+    figure.supylabel("change in log-probability\nof the target response", fontsize="medium", multialignment="center")
     return figure
 
 
