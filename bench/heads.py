@@ -1,0 +1,81 @@
+"""What gates on heads cost, in plain Hugging Face forwards over the same prompts: ``python -m bench.heads``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import gatelens
+from bench.timing import ratios
+from gatelens import GatelensError, Model
+from gatelens.anatomy import describe
+from gatelens.gates.heads import capture, run_heads
+
+PROMPTS, LENGTH = 8, 16
+GATED, PATCHED = 1.1, 0.6  # at most, on the GPT-2-small shape
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(f"{PROMPTS} prompts of {LENGTH} tokens, one thread; in units of one plain Hugging Face forward")
+    report(gpt2_small(), heads=12)
+    try:
+        report(gatelens.load("smollm2"), heads=3)
+    except GatelensError as error:
+        print(f"smollm2 left out: {error}")
+
+
+def gpt2_small() -> Model:
+    """The shape of GPT-2 small (12 layers x 12 heads), with random weights."""
+    hf = GPT2LMHeadModel(GPT2Config()).eval().requires_grad_(False)
+    return Model("gpt2-small shape", hf, None, describe(hf))
+
+
+def report(model: Model, *, heads: int) -> None:
+    """Print the ratios; ``heads`` of each layer are patched, a third of them at a time to stay close to the floor."""
+    tokens = torch.randint(0, model.hf.config.vocab_size, (PROMPTS, LENGTH))
+    print(f"\n{model.name}: {model.n_layers} layers x {model.n_heads} heads")
+    for name, ratio in ratios(plain(model, tokens), gated(model, tokens), repeats=5).items():
+        print(f"  {name:60} {ratio:5.2f}   (at most {GATED})")
+    costs = [
+        ratios(plain(model, tokens, times=3), {"patched": patched(model, tokens, part)}, repeats=1, warm=False)
+        for part in torch.arange(heads).chunk(3)
+    ]
+    name = f"{heads} heads of each layer patched one at a time, per head"
+    per_head = 3 * sum(cost["patched"] for cost in costs) / (heads * model.n_layers)
+    print(f"  {name:60} {per_head:5.2f}   (at most {PATCHED})")
+
+
+def plain(model: Model, tokens: Tensor, times: int = 1) -> Callable[[], object]:
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(times):
+            model.hf(input_ids=tokens, use_cache=False)
+
+    return run
+
+
+def gated(model: Model, tokens: Tensor) -> dict[str, Callable[[], object]]:
+    """One row of random gates over all heads, all logits."""
+    gates = torch.rand(1, model.n_layers, model.n_heads)
+    corrupt = capture(model, tokens.flip(0)).heads
+    return {
+        "gated forward, zero": lambda: run_heads(model, tokens, gates, logits_at="all"),
+        "gated forward, corrupt": lambda: run_heads(model, tokens, gates, corrupt, logits_at="all"),
+    }
+
+
+def patched(model: Model, tokens: Tensor, heads: Tensor) -> Callable[[], object]:
+    """The corrupt output of one head after another, these of each layer, in an otherwise clean run."""
+    each = 1 - torch.eye(model.n_layers * model.n_heads).unflatten(0, (model.n_layers, model.n_heads))
+    gates = each[:, heads].reshape(-1, model.n_layers, model.n_heads)
+    clean, corrupt = capture(model, tokens), capture(model, tokens.flip(0)).heads
+    return lambda: run_heads(model, tokens, gates, corrupt, start=clean)
+
+
+if __name__ == "__main__":
+    main()
