@@ -284,6 +284,8 @@ def describe(hf: nn.Module) -> Anatomy:
     config: Any = hf.config
     family = family_of(config)
     layers = _part(hf, family.layers)
+    if not list(layers.children()):
+        raise GatelensError("this model has no layers: its config.json says num_hidden_layers 0.")
     n_heads = config.num_attention_heads
     width = config.hidden_size
     return Anatomy(

@@ -57,6 +57,8 @@ class CircuitSettings(CurveSettings):
         for name, least in (("steps", 1), ("n", 1), ("seeds", 1), ("seed", 0), ("sample", 0)):
             if getattr(self, name) < least:
                 raise GatelensError(f"{name} is at least {least}, not {getattr(self, name)}.")
+        if self.level == "attention" and self.source == "mean":
+            raise GatelensError("attention edges have no mean: what is left out is put to corrupt or zero.")
         if not 0 < self.threshold <= 1:
             raise GatelensError(f"the threshold is an explained effect above 0 and up to 1, not {self.threshold}.")
 

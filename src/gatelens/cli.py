@@ -119,6 +119,11 @@ def _load(name: str, device: str | None, dtype: str, device_map: str | None, che
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in dtypes:
         raise GatelensError(f"no dtype '{dtype}': dtypes are {', '.join(dtypes)}.")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+            raise GatelensError(f"no device '{device}' here: give cpu, or cuda or mps where there is one.") from error
     return load(name, device=device, dtype=dtypes[dtype], device_map=device_map, check=check, allow_pickle=allow_pickle)
 
 

