@@ -41,7 +41,7 @@ def run_heads(
     Rows are evaluated together as far as the memory budget allows. Cost: at most 1 forward per row.
     """
     _check_gates(model, gates)
-    if start is not None and (not start.streams or not torch.equal(start.tokens.cpu(), tokens.cpu())):
+    if start is not None and (not start.streams or start.tokens.shape != tokens.shape):
         raise GatelensError("start is a run of other prompts, or was captured without streams: capture these prompts.")
     n_logits = tokens.numel() if logits_at == "all" else len(tokens)
     n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
