@@ -15,6 +15,7 @@ from gatelens import GatelensError, Model
 from gatelens.anatomy import FAMILIES, NormKind
 from gatelens.checks import check_model
 from gatelens.gates import heads
+from gatelens.gates.sparse import make_sparse
 
 ADD_UP = "the outputs of its components do not add up to the residual stream"
 MLPS = "its MLPs do not read the stream as described"
@@ -94,3 +95,9 @@ def test_padding_that_matters_is_found(side: str, distance: Any) -> None:
     embeddings.register_forward_hook(lambda _, args, out: out + 0.1 * distance(out)[:, None])
     with pytest.raises(GatelensError, match=f"padding on the {side} changes its numbers"):
         check_model(model)
+
+
+def test_a_sparse_model_passes_with_most_edges_closed() -> None:
+    model = tiny("llama")
+    make_sparse(model.hf, bias=-0.5)
+    check_model(model)

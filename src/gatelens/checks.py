@@ -6,6 +6,8 @@ short forwards, and a model for which one fails is not loaded.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from gatelens.errors import GatelensError
 from gatelens.gates.heads import run_heads
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import capture, forward
+from gatelens.gates.sparse import dense_attention, is_sparse
 from gatelens.model import Model
 
 # Hugging Face's norms compute in float32 also where the weights are float64.
@@ -87,7 +90,9 @@ def _projections_and_norms(model: Model, tokens: Tensor) -> None:
         for module in block.qkv:
             hooks.after(module, clipped.append)
             hooks.after(module, lambda out: outputs.append(out.clone()))
-        run = capture(model, tokens)
+        # With all edges open, also in a sparse model: what is checked is where the heads' weights are.
+        with dense_attention(model.hf) if is_sparse(model.hf) else nullcontext():
+            run = capture(model, tokens)
     stream = run.streams[-1]
     normed = block.before_attention(stream)
     parts = []

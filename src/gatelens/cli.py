@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -85,7 +85,7 @@ def _with_options(function: Callable[..., None], settings: str) -> Callable[...,
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=Annotated[hints[field.name], typer.Option(help=field.metadata.get("help"))],
+            annotation=Annotated[_option_type(hints[field.name]), typer.Option(help=field.metadata.get("help"))],
         )
         for field in fields
     ]
@@ -95,6 +95,11 @@ def _with_options(function: Callable[..., None], settings: str) -> Callable[...,
         function(**given, settings=cls(**chosen))
 
     return _signed(run, function, options)
+
+
+def _option_type(hint: Any) -> Any:
+    """A tuple of any length is an option that can be repeated."""
+    return list[get_args(hint)[0]] if get_origin(hint) is tuple and Ellipsis in get_args(hint) else hint  # type: ignore[misc]
 
 
 def _without_settings(function: Callable[..., None]) -> Callable[..., None]:
@@ -280,3 +285,54 @@ def gate(
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
     console.print(f"written to {folder}", soft_wrap=True)
+
+
+@command("sparsify", settings="gatelens.methods.sparsify:SparsifySettings")
+def sparsify(
+    model: ModelName,
+    settings: Any,
+    text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
+    out: Annotated[Path, typer.Option(help="the run's folder; the result is a model that can be loaded from it")],
+    held_out: Annotated[list[str] | None, typer.Option(help="text to judge on, never trained on; repeatable")] = None,
+    start: Annotated[Path | None, typer.Option(help="begin with the weights and biases of this earlier run")] = None,
+    track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
+    from rich.console import Console
+
+    from gatelens.methods.sparsify import sparsify as run
+
+    if track not in (None, "tensorboard", "wandb"):
+        raise GatelensError(f"no tracker '{track}': trackers are tensorboard and wandb.")
+    dense = _load(model, device, dtype, None, check, allow_pickle)
+    run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
+    Console().print(f"written to {out}: `gatelens evaluate {out} --text ...` judges it", soft_wrap=True)
+
+
+@command("evaluate")
+def evaluate(
+    model: ModelName,
+    text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
+    dense: Annotated[str | None, typer.Option(help="the dense model to compare with; default: without gates")] = None,
+    length: Annotated[int, typer.Option(help="tokens in a sequence")] = 256,
+    most: Annotated[int, typer.Option(help="sequences read of each text (0: all)")] = 64,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Print loss and open edges of a sparse model on text, beside the dense one's, per layer and head."""
+    from rich.console import Console
+
+    from gatelens.methods.sparsify import evaluate as judge
+    from gatelens.show import judgement_tables
+
+    ours = _load(model, device, dtype, None, check, allow_pickle)
+    theirs = None if dense is None else _load(dense, device, dtype, None, check, allow_pickle)
+    console = Console()
+    for table in judgement_tables(judge(ours, text, theirs, length=length, most=most or None)):
+        console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from gatelens.circuit import CircuitResult
 from gatelens.gate import GateResult
 from gatelens.gates.sparse import is_sparse
 from gatelens.graph import Graph
+from gatelens.methods.sparsify import Judgement
 from gatelens.model import Model
 from gatelens.scores import EdgeScores, HeadScores
 
@@ -102,6 +104,23 @@ def roles_table(result: GateResult) -> Table:
         change = f"{curve.change[-1]:+.2f}  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})"
         table.add_row(curve.kind, *shares, change)
     return table
+
+
+def judgement_tables(judged: Mapping[str, Judgement]) -> list[Table]:
+    """Loss and open edges on each text, then the share of open edges of every layer and head."""
+    table = Table("text", "tokens", "dense loss", "sparse loss", "difference", "KL", "open edges")
+    for name, one in judged.items():
+        losses = (f"{one.dense_loss:.4f}", f"{one.sparse_loss:.4f}", f"{one.above_dense:+.4f}", f"{one.kl:.4f}")
+        table.add_row(escape(name), f"{one.sequences} x {one.length}", *losses, f"{one.open_share:.2%}")
+    tables = [table]
+    for name, one in judged.items():
+        by_head = Table(
+            "layer", "all heads", *(f"H{h}" for h in range(one.opened.shape[1])), title=f"open edges: {name}"
+        )
+        for layer, (share, heads) in enumerate(zip(one.open_by_layer.tolist(), one.open_by_head.tolist(), strict=True)):
+            by_head.add_row(str(layer), f"{share:.2%}", *(f"{head:.1%}" for head in heads))
+        tables.append(by_head)
+    return tables
 
 
 def _or_dash(value: float | None, more: str = "") -> str:
