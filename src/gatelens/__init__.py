@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gatelens.methods.patching import patch_attention as patch_attention
     from gatelens.methods.patching import patch_edges as patch_edges
     from gatelens.methods.patching import patch_heads as patch_heads
+    from gatelens.methods.sparsify import SparsifySettings as SparsifySettings
+    from gatelens.methods.sparsify import sparsify as sparsify
     from gatelens.model import Model as Model
     from gatelens.tasks import task as task
 
@@ -44,6 +46,7 @@ _WHERE = {
     "Head": "gatelens.anatomy",
     "HeadGatingSettings": "gatelens.methods.head_gating",
     "Model": "gatelens.model",
+    "SparsifySettings": "gatelens.methods.sparsify",
     "ablation_curve": "gatelens.ablation",
     "attribute_attention": "gatelens.methods.attribution",
     "attribute_edges": "gatelens.methods.attribution",
@@ -58,6 +61,7 @@ _WHERE = {
     "patch_attention": "gatelens.methods.patching",
     "patch_edges": "gatelens.methods.patching",
     "patch_heads": "gatelens.methods.patching",
+    "sparsify": "gatelens.methods.sparsify",
     "task": "gatelens.tasks",
 }
 __all__ = sorted(_WHERE)
