@@ -6,7 +6,7 @@ run and closes one gate; denoising starts from the corrupt run and opens one.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gatelens.batches import batches, join
 from gatelens.errors import GatelensError
-from gatelens.gates.attention import attention_numbers, capture_attention, run_attention
+from gatelens.gates.attention import AttentionRun, attention_numbers, capture_attention, run_attention
 from gatelens.gates.edges import Components, capture_components, edge_numbers, run_edges
 from gatelens.gates.heads import run_heads
 from gatelens.gates.runs import Run, capture, moment_numbers
@@ -134,34 +134,56 @@ def patch_attention(
 ) -> AttentionScores:
     """The score of every attention edge of every prompt, or of ``sample`` random ones of each, by closing it alone.
 
-    Cost: 2 forwards and one forward for each edge of a prompt; all prompts of a length are patched together.
+    Cost: 4 forwards and one forward for each edge of a prompt; all prompts of a length are patched together.
     """
     journal = journal or Journal()
     parts = batches(task, lambda length: 8 * attention_numbers(model, length), memory_gb)
-    journal.begin("patch attention edges", len(parts))
 
-    def patch(batch: Bucket, number: int) -> Tensor:
-        clean, corrupt = capture_attention(model, batch.clean), capture_attention(model, batch.corrupt)
-        edges = clean.edges | corrupt.edges  # (prompt, layer, head, query, key)
-        places = [one.flatten().nonzero()[:, 0] for one in edges]
-        orders = [_choose(len(mine), sample, seed * 1_000_003 + number) for mine in places]
-        chosen = torch.stack([mine[order] for mine, order in zip(places, orders, strict=True)], 1)  # (row, prompt)
-        scores = torch.zeros(len(batch), edges[0].numel(), dtype=model.wide_dtype)
-        measured = torch.zeros(scores.shape)
-        for rows in chosen.split(8):
-            gates = torch.ones(len(rows), len(batch), edges[0].numel())
-            gates.scatter_(2, rows[..., None], 0)
-            logits = run_attention(
-                model, batch.clean, gates.unflatten(2, edges.shape[1:]), corrupt, memory_gb=memory_gb
-            )
-            lost = task.metric(clean.logits, batch) - task.metric(logits, batch)
-            scores.scatter_(1, rows.T, lost.T.to(scores))
-            measured.scatter_(1, rows.T, 1)
-        return torch.stack([scores, measured.to(scores)], 1).unflatten(2, edges.shape[1:])
+    def all_edges(batch: Bucket) -> Tensor:
+        clean, corrupt = runs(batch)
+        return clean.edges | corrupt.edges  # closed in both runs, an edge is none
 
-    pieces = [journal.piece(f"attention-{i}", partial(patch, batch, i)) for i, batch in enumerate(parts)]
-    joined = join(task, pieces)
-    return AttentionScores([piece[:, 0] for piece in joined], [piece[:, 1].bool() for piece in joined], "patching")
+    @lru_cache(maxsize=1)
+    def runs(batch: Bucket) -> tuple[AttentionRun, AttentionRun]:
+        return capture_attention(model, batch.clean), capture_attention(model, batch.corrupt)
+
+    def patch(batch: Bucket, rows: Tensor) -> Tensor:
+        clean, corrupt = runs(batch)
+        shape = clean.edges.shape[1:]
+        lost: list[Tensor] = []
+        for some in rows.split(8):
+            gates = torch.ones(len(some), len(batch), shape.numel()).scatter_(2, some[..., None], 0)
+            logits = run_attention(model, batch.clean, gates.unflatten(2, shape), corrupt, memory_gb=memory_gb)
+            lost.append(task.metric(clean.logits, batch) - task.metric(logits, batch))
+        return torch.cat(lost)  # (row, prompt)
+
+    edges = [all_edges(batch) for batch in parts]  # (prompt, layer, head, query, key) of each batch
+    cuts = [_places(there, batch, sample, seed).split(64) for there, batch in zip(edges, parts, strict=True)]
+    journal.begin("patch attention edges", sum(map(len, cuts)))
+    scores: list[Tensor] = []
+    measured: list[Tensor] = []
+    for i, (batch, there) in enumerate(zip(parts, edges, strict=True)):
+        flat = torch.zeros(len(batch), there[0].numel(), dtype=model.wide_dtype)
+        chosen = torch.zeros(flat.shape, dtype=torch.bool)
+        for n, rows in enumerate(cuts[i]):
+            lost = journal.piece(f"attention-{i}-{n}", partial(patch, batch, rows))
+            flat.scatter_(1, rows.T, lost.T.to(flat))
+            chosen.scatter_(1, rows.T, True)
+        scores.append(flat.view(there.shape))
+        measured.append(chosen.view(there.shape) & there)
+    return AttentionScores(join(task, scores), join(task, measured), "patching", sampled=sample is not None)
+
+
+def _places(edges: Tensor, batch: Bucket, sample: int | None, seed: int) -> Tensor:
+    """Which edge of each prompt every row closes: (row, prompt). One with fewer edges closes its last again."""
+    seeds = [seed * 1_000_003 + prompt for prompt in batch.which.tolist()]
+    every = [one.flatten().nonzero()[:, 0] for one in edges]
+    mine = [places[_choose(len(places), sample, seed)] for places, seed in zip(every, seeds, strict=True)]
+    rows = max(map(len, mine))
+    # A prompt without any open edge closes what is none, which changes nothing.
+    last = [places[-1:] if len(places) else torch.zeros(1, dtype=torch.int64) for places in mine]
+    filled = [torch.cat([places, end.expand(rows - len(places))]) for places, end in zip(mine, last, strict=True)]
+    return torch.stack(filled, 1)
 
 
 def _choose(n: int, sample: int | None, seed: int) -> list[int]:

@@ -1,0 +1,106 @@
+"""What circuits cost, in plain Hugging Face runs over the same prompts: ``python -m bench.circuits``.
+
+F is a plain forward, FB a forward and backward to the activations (weights frozen), both with all logits.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+
+import gatelens
+from bench.heads import gpt2_small, plain
+from bench.timing import ratios
+from gatelens import GatelensError, Model
+from gatelens.circuits import circuits
+from gatelens.methods.attribution import attribute_edges
+from gatelens.methods.patching import patch_heads
+from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.tokens import Pair, PairTokens
+
+PROMPTS, LENGTH, STEPS = 8, 16, 5
+MEMORY_GB = 3.0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"{PROMPTS} prompts of {LENGTH} tokens, one thread")
+    report(gpt2_small(), repeats=5, heads=144, n_circuits=30)
+    try:
+        # One forward takes about a second here: a sample of the heads, and some circuits of the curve.
+        report(gatelens.load("smollm2"), repeats=3, heads=60, n_circuits=8)
+    except GatelensError as error:
+        print(f"smollm2 left out: {error}")
+        return
+    peak = subprocess.run([sys.executable, "-m", "bench.circuits", "peak"], capture_output=True, text=True, check=True)
+    print(f"  {'EAP, peak memory of the whole process, in GB':58} {float(peak.stdout):5.2f}   (below {MEMORY_GB})")
+
+
+def report(model: Model, *, repeats: int, heads: int, n_circuits: int) -> None:
+    task = random_task(model)
+    scores = attribute_edges(model, task)
+    ours = circuits(model, task, scores)
+    ks = [round(ours.total ** (i / (n_circuits - 1))) for i in range(n_circuits)]
+    print(f"\n{model.name}: {model.n_layers} layers x {model.n_heads} heads, {ours.total:,} edges")
+
+    forward = plain(model, task.buckets[0].clean)
+    both = ratios(forward, {"FB": forward_backward(model, task)}, repeats=repeats)["FB"]
+    print(f"  FB is {both:.2f} F")
+    jobs: dict[str, Callable[[], object]] = {
+        "EAP": lambda: attribute_edges(model, task),
+        "EAP-IG": lambda: attribute_edges(model, task, STEPS),
+        "one": lambda: ours.metric(0, [ours.total // 10]),
+    }
+    cost = ratios(forward, jobs, repeats=repeats)
+    rows: dict[str, Callable[[], object]] = {
+        "heads": lambda: patch_heads(model, task, sample=heads),
+        "curve": lambda: [ours.metric(0, ks[i : i + 8]) for i in range(0, n_circuits, 8)],
+    }
+    cost |= ratios(forward, rows, repeats=1)
+    for what, value, most in (
+        (f"{heads} heads by exact patching, per head, over F", cost["heads"] / heads, 0.6),
+        ("EAP over F + FB", cost["EAP"] / (1 + both), 1.5),
+        (f"EAP-IG, {STEPS} steps, over F + {STEPS} FB", cost["EAP-IG"] / (1 + STEPS * both), 1.5),
+        ("one exact edge circuit of a tenth of the edges, over F", cost["one"], 2.5),
+        (f"{n_circuits} edge circuits in rows, per circuit, over F", cost["curve"] / n_circuits, 2.5),
+    ):
+        print(f"  {what:58} {value:5.2f}   (at most {most})")
+
+
+def random_task(model: Model) -> CircuitTask:
+    torch.manual_seed(0)
+    vocabulary = int(model.hf.config.vocab_size)
+    rows = [
+        PairTokens(*torch.randint(0, vocabulary, (2, LENGTH)).tolist(), *torch.randint(0, vocabulary, (2, 1)).tolist())
+        for _ in range(PROMPTS)
+    ]
+    return from_tokens("random", 0, [Pair("clean", "corrupt", ("right",), ("wrong",))] * PROMPTS, rows)
+
+
+def forward_backward(model: Model, task: CircuitTask) -> Callable[[], object]:
+    """All logits, and the gradient of the metric at the embeddings."""
+    bucket = task.buckets[0]
+
+    def run() -> object:
+        embeddings = model.hf.get_input_embeddings()(bucket.clean).detach().requires_grad_()
+        logits = model.hf(inputs_embeds=embeddings, use_cache=False).logits[:, -1]
+        return torch.autograd.grad(task.metric(logits, bucket).sum(), embeddings)
+
+    return run
+
+
+def peak() -> None:
+    """Print the most memory that a process ever had that loads smollm2 and runs EAP, in GB."""
+    torch.set_num_threads(1)
+    model = gatelens.load("smollm2")
+    attribute_edges(model, random_task(model))
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(kilobytes / (1e9 if sys.platform == "darwin" else 1e6))
+
+
+if __name__ == "__main__":
+    peak() if sys.argv[1:] == ["peak"] else main()

@@ -1,0 +1,66 @@
+"""What a training step of smollm2 costs, in units of the same step with dense attention: ``python -m bench.sparsify``.
+
+One thread, LoRA on the attention, KL from the dense model: a forward of the dense model, forward and backward of the
+trained one, Adam. The floor does the same with torch's sdpa in place of gated attention and without the sparsity term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from accelerate import Accelerator
+
+import gatelens
+from bench.timing import ratios
+from gatelens.gates.sparse import dense_attention
+from gatelens.methods.sparsify import SparsifySettings
+from gatelens.methods.sparsify.losses import kl_divergence
+from gatelens.methods.sparsify.rows import Rows
+from gatelens.methods.sparsify.student import Student
+from gatelens.methods.sparsify.training import Training
+
+MOST = 1.4
+REPEATS = 5
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for batch, length in ((4, 128), (2, 256)):
+        training = make(batch, length)
+        cost = ratios(dense_step(training), {"gated": gated_step(training)}, repeats=REPEATS)
+        print(f"training step, {batch} x {length} tokens: {cost['gated']:.2f} x the dense step   (at most {MOST})")
+
+
+def make(batch: int, length: int) -> Training:
+    model = gatelens.load("smollm2", check=False)
+    settings = SparsifySettings(batch=batch, length=length)
+    text = torch.randint(model.hf.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(0))
+    student = Student(model, settings, share=True)
+    return Training(student, model.hf, Rows(text, text[:0], 0.0, 0), settings, Accelerator(cpu=True))
+
+
+def gated_step(training: Training) -> Callable[[], object]:
+    return lambda: training.step(0)
+
+
+def dense_step(training: Training) -> Callable[[], object]:
+    """The step without gates."""
+    tokens = training.rows.batch(range(training.settings.batch))
+    student = training.student
+
+    def step() -> None:
+        training.optimizer.zero_grad()
+        with torch.no_grad():
+            right = training.dense(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+        student.train()
+        with dense_attention(student.hf):
+            ours = training.module(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+            kl_divergence(right, ours).mean().backward()
+        training.optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

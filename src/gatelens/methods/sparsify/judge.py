@@ -1,0 +1,110 @@
+"""Loss and open edges of a sparse model on text, with gates as they are in use: steps, not draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.sparse import dense_attention, is_sparse, record_open
+from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
+from gatelens.model import Model
+from gatelens.text import Source, sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A sparse model beside a dense one on the same sequences.
+
+    dense_loss, sparse_loss: cross-entropy in nats per token. kl: KL(dense || sparse) in nats per token, 0 or more.
+    opened, pairs: (layer, head), open edges and visible pairs, counted over all sequences.
+    """
+
+    sequences: int
+    length: int
+    dense_loss: float
+    sparse_loss: float
+    kl: float
+    opened: Tensor
+    pairs: Tensor
+
+    @property
+    def above_dense(self) -> float:
+        """What sparsity costs, in nats per token."""
+        return self.sparse_loss - self.dense_loss
+
+    @property
+    def open_share(self) -> float:
+        """Share of visible pairs whose gate is open, 0..1."""
+        return float(self.opened.sum() / self.pairs.sum())
+
+    @property
+    def open_by_head(self) -> Tensor:
+        """(layer, head)"""
+        return self.opened / self.pairs
+
+    @property
+    def open_by_layer(self) -> Tensor:
+        """(layer,)"""
+        return self.opened.sum(1) / self.pairs.sum(1)
+
+
+def evaluate(
+    model: Model,
+    text: Source | Sequence[Source],
+    dense: Model | None = None,
+    *,
+    length: int = 256,
+    most: int | None = 64,
+    skip: int = 0,
+    batch: int = 2,
+) -> dict[str, Judgement]:
+    """Loss and open edges of a sparse model on each text, beside those of a dense one. Cost: two forwards of the text.
+
+    dense: what to compare with; by default the same weights without gates, which is not the model that it was made
+    from. most: sequences read of each text, after the first `skip`; None reads it all.
+    """
+    if not is_sparse(model.hf):
+        raise GatelensError(f"{model.name} is dense: all its edges are open. Give a model made by `gatelens sparsify`.")
+    found = {}
+    for name, source in named(text).items():
+        tokens = sequences(model.tokenizer, source, length, None if most is None else skip + most)[skip:]
+        found[name] = judge(None if dense is None else dense.hf, model.hf, tokens, batch)
+    return found
+
+
+def named(text: Source | Sequence[Source]) -> Mapping[str, Source]:
+    """Texts by the last part of their names."""
+    sources = [text] if isinstance(text, str | Path) else list(text)
+    return {Path(source).stem: source for source in sources}
+
+
+@torch.no_grad()
+def judge(dense: Any, sparse: Any, tokens: Tensor, batch: int = 2) -> Judgement:
+    """Run a dense (None: the sparse one without gates) and a sparse Hugging Face model over (sequence, token)."""
+    device = sparse.get_input_embeddings().weight.device
+    sums = torch.zeros(3, dtype=torch.float64)
+    opened = pairs = torch.zeros((), dtype=torch.float64)
+    for rows in tokens.to(device).split(batch):
+        if dense is None:
+            with dense_attention(sparse):
+                right = _log_probs(sparse, rows)
+        else:
+            right = _log_probs(dense, rows)
+        with record_open(sparse) as record:
+            ours = _log_probs(sparse, rows)
+        losses = (cross_entropy(right, rows), cross_entropy(ours, rows), kl_divergence(right, ours))
+        sums += torch.stack([loss.sum().double().cpu() for loss in losses])
+        opened = opened + (record.open_share * record.pairs).sum(1).double().cpu()
+        pairs = pairs + record.pairs.sum(1).double().cpu()
+    dense_loss, sparse_loss, kl = (sums / len(tokens)).tolist()
+    return Judgement(len(tokens), tokens.shape[1], dense_loss, sparse_loss, kl, opened, pairs)
+
+
+def _log_probs(hf: Any, rows: Tensor) -> Tensor:
+    return hf(input_ids=rows, use_cache=False).logits.float().log_softmax(-1)

@@ -1,0 +1,230 @@
+"""Sparse post-training: make a model's attention sparse at an unchanged loss.
+
+Draye, Lei, Pan, Posner, Schölkopf: Sparse attention post-training for mechanistic interpretability, arXiv 2512.05865.
+
+The folder of a run, all of it written by the main process:
+
+    settings.json     what was asked for; a run that continues must ask for the same
+    own-text/         what the dense model wrote
+    log.csv, .json    every step; judged.csv, .json: held-out text every so often; curve.png: both
+    checkpoints/      the last two
+    README.md, config.json, model.safetensors, adapter.safetensors, ...: the result
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gatelens.checkpoints import Checkpoints
+from gatelens.errors import GatelensError
+from gatelens.gates.sparse import gate_biases
+from gatelens.journal import Journal
+from gatelens.methods.sparsify.display import displayed
+from gatelens.methods.sparsify.judge import Judgement, judge, named
+from gatelens.methods.sparsify.log import Log, Row, plot
+from gatelens.methods.sparsify.result import write_card, write_result
+from gatelens.methods.sparsify.rows import Rows
+from gatelens.methods.sparsify.self_text import write_text
+from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.methods.sparsify.student import Student
+from gatelens.methods.sparsify.training import WEIGHTS, Training
+from gatelens.model import Model
+from gatelens.text import Source, sequences
+
+Tracker = Literal["tensorboard", "wandb"]
+
+
+def sparsify(
+    model: Model,
+    text: Source | Sequence[Source],
+    settings: SparsifySettings | None = None,
+    out: str | Path | None = None,
+    *,
+    held_out: Source | Sequence[Source] = (),
+    start: str | Path | None = None,
+    track: Tracker | None = None,
+    show: bool = False,
+) -> Model:
+    """Post-train a copy of a model so that few of its attention edges stay open, and return it.
+
+    text: what to train on, one or several of: a text file, a folder, a JSON-lines file, a hub data set; all are mixed.
+    out: folder of the run, described above. The same call continues a run that was stopped, at the step and with the
+    losses that it would have had; without a folder nothing is kept.
+    start: folder of an earlier run of the same model, whose last checkpoint gives the weights and biases to begin with.
+    held_out: text to look at every `judge_every` steps, with gates as in use; never trained on.
+    track: also log to TensorBoard or W&B, through accelerate. show: print progress.
+
+    Cost of a step: one forward of the dense and one forward and backward of the sparse model. Started by `accelerate
+    launch`, every process reads its own `batch` rows.
+    """
+    settings = settings or SparsifySettings()
+    folder = None if out is None else Path(out)
+    accelerator = _accelerator(model, settings, folder, track)
+    main = bool(accelerator.is_main_process)
+    with _one_sentence(folder):
+        # 1. Text: read, and written by the model itself
+        sources = [text] if isinstance(text, str | Path) else list(text)
+        read = torch.cat([sequences(model.tokenizer, source, settings.length) for source in sources])
+        held = _held_out(model, held_out, settings)
+        if folder is not None and main:
+            _claim(folder, model, settings, read)
+        accelerator.wait_for_everyone()
+        with accelerator.main_process_first() if folder else nullcontext():
+            own = _own_text(model, read, settings, folder, show and main)
+
+        # 2. Steps, from the last checkpoint on
+        rows = Rows(read, own, settings.self_share, settings.seed)
+        spread = str(accelerator.distributed_type).endswith("FSDP")
+        student = Student(model, settings, share=not spread)
+        if start is not None:
+            student.load_state(_last_weights(Path(start)))
+        dense = accelerator.prepare_model(model.hf, evaluation_mode=True) if spread else model.hf.to(accelerator.device)
+        training = Training(student, dense, rows, settings, accelerator)
+        _train(training, held, folder, show and main)
+
+        # 3. The result
+        state = {k: v.cpu() for k, v in accelerator.get_state_dict(training.module).items()}
+        done = Student(model, settings, share=False)
+        done.load_state(state)
+        if not settings.learn_bias:
+            done.set_bias(gate_biases(student.hf))
+        for tracker in accelerator.trackers:
+            tracker.finish()
+        judged = {name: judge(model.hf, done.hf, tokens) for name, tokens in held.items()} if main else {}
+        card = write_card(model, sources, settings, settings.steps, judged)
+        result = write_result(done, model, folder if main else None, settings, card)
+        accelerator.wait_for_everyone()
+        return result
+
+
+def _train(training: Training, held: dict[str, Tensor], folder: Path | None, show: bool) -> None:
+    settings, accelerator = training.settings, training.accelerator
+    main = bool(accelerator.is_main_process)
+    checkpoints = None
+    done = 0
+    if folder is not None:
+        checkpoints = Checkpoints(folder / "checkpoints", main, accelerator.wait_for_everyone)
+        if (last := checkpoints.last()) is not None:
+            done = training.restore(last)
+    kept = folder if main else None
+    log = Log(kept, done)
+    judged = Log(kept, done, ("step", *(f"{name} {what}" for name in held for what in JUDGED)), "judged")
+    tokens = settings.batch * settings.accumulate * settings.length * accelerator.num_processes
+    with displayed(show, done, settings.steps) as display:
+        for step in range(done, settings.steps):
+            start = time.perf_counter()
+            row: Row = {"step": step + 1, **training.step(step)}
+            row["tokens_per_second"] = tokens / (time.perf_counter() - start)
+            log.add(row)
+            display.step(row)
+            accelerator.log(row, step=step + 1)
+            ends = step + 1 == settings.steps
+            if held and (ends or (step + 1) % settings.judge_every == 0):
+                found = _judge(training, held)
+                judged.add({"step": step + 1, **found})
+                accelerator.log(found, step=step + 1)
+                display.say("  ".join(f"{key} {value:.4f}" for key, value in found.items()))
+                if kept is not None:
+                    plot(log, judged, settings.target, kept / "curve.png")
+            if checkpoints is not None and (ends or (step + 1) % settings.checkpoint_every == 0):
+                checkpoints.write(step + 1, partial(training.save, steps=step + 1))
+    log.write_json()
+    judged.write_json()
+    if kept is not None:
+        plot(log, judged, settings.target, kept / "curve.png")
+
+
+JUDGED = ("dense loss", "above dense", "kl", "open")
+
+
+def _judge(training: Training, held: dict[str, Tensor]) -> Row:
+    training.student.eval()
+    found: dict[str, Judgement] = {n: judge(training.dense, training.student.hf, t) for n, t in held.items()}
+    return {
+        f"{name} {what}": value
+        for name, j in found.items()
+        for what, value in zip(JUDGED, (j.dense_loss, j.above_dense, j.kl, j.open_share), strict=True)
+    }
+
+
+def _last_weights(run: Path) -> dict[str, Tensor]:
+    last = Checkpoints(run / "checkpoints").last()
+    if last is None or not (last / WEIGHTS).exists():
+        raise GatelensError(f"{run} has no checkpoint to start from: give the folder of a run that wrote one.")
+    return load_file(last / WEIGHTS)
+
+
+def _held_out(model: Model, sources: Source | Sequence[Source], settings: SparsifySettings) -> dict[str, Tensor]:
+    most = settings.judge_sequences
+    return {name: sequences(model.tokenizer, source, settings.length, most) for name, source in named(sources).items()}
+
+
+def _own_text(model: Model, read: Tensor, settings: SparsifySettings, folder: Path | None, show: bool) -> Tensor:
+    if not settings.self_text:
+        return read[:0]
+
+    def progress(what: str, done: int, total: int) -> None:
+        if show:
+            print(f"{what}: {done} of {total} pieces", flush=True)
+
+    journal = Journal(None if folder is None else folder / "own-text", progress)
+    return write_text(model, read, settings.self_text, settings.length, 0, journal)  # data, whatever the seed of the run
+
+
+def _claim(folder: Path, model: Model, settings: SparsifySettings, read: Tensor) -> None:
+    """Make the folder that of this run, or find that it is; refuse one that belongs to another."""
+    path = folder / "settings.json"
+    mine = {"model": model.fingerprint, "text": hashlib.sha256(read.numpy().tobytes()).hexdigest()}
+    if path.exists():
+        theirs = json.loads(path.read_text())
+        changed = settings.changed(theirs["settings"]) + [name for name in mine if mine[name] != theirs[name]]
+        if changed:
+            raise GatelensError(
+                f"{folder} holds a run with another {' and '.join(changed)}: write to another folder, or ask for the "
+                "same to continue it (more steps are fine)."
+            )
+    elif (folder / "config.json").exists() or (folder / "log.csv").exists():
+        raise GatelensError(f"{folder} holds something else already: write to another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**mine, "settings": settings.as_dict()}, indent=1))
+
+
+def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
+    if importlib.util.find_spec("accelerate") is None:
+        raise GatelensError("training needs accelerate: run `pip install 'gatelens[train]'`.")
+    from accelerate import Accelerator
+
+    if track is not None and importlib.util.find_spec(track) is None:
+        raise GatelensError(f"logging to {track} needs {track}: run `pip install {track}`.")
+    accelerator = Accelerator(
+        cpu=model.device.type == "cpu",
+        log_with=track,
+        project_dir=None if folder is None else str(folder),
+    )
+    if track is not None:
+        flat = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.as_dict().items()}
+        accelerator.init_trackers("sparsify", config=flat)
+    return accelerator
+
+
+@contextmanager
+def _one_sentence(folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GatelensError(
+            f"cannot write to {folder} ({error.strerror or error}); what was written before is whole: make room, or "
+            "give another folder, and start the same command again."
+        ) from error

@@ -1,0 +1,87 @@
+"""The model that is being made sparse: a gated copy of a dense model, all of it or its adapters trainable."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatelens.anatomy import family_of
+from gatelens.errors import GatelensError
+from gatelens.gates.sparse import is_sparse, make_sparse
+from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.model import Model
+
+SCALE = 2  # of what an adapter adds: peft's alpha over rank
+
+
+class Student:
+    """`hf` is the gated Hugging Face model; `trained` is what is trained: it, or its peft wrapping."""
+
+    def __init__(self, model: Model, settings: SparsifySettings, share: bool) -> None:
+        """share: let frozen weights be those of the dense model itself, without a second copy in memory."""
+        lora = settings.weights == "lora"
+        kept = {id(p): p for p in model.hf.parameters()} if lora and share else {}
+        self.hf: Any = copy.deepcopy(model.hf, kept)
+        make_sparse(self.hf, None if is_sparse(self.hf) else settings.bias, learned=settings.learn_bias)
+        self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
+        if not lora:
+            self.hf.requires_grad_(True)
+        for bias in self.biases():
+            bias.requires_grad_(True)
+        if settings.gradient_checkpointing:
+            self.hf.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def biases(self) -> list[nn.Parameter]:
+        """The learned biases, one (head,) for each layer."""
+        return [p for name, p in self.hf.named_parameters() if name.endswith("gate_bias")]
+
+    def weights(self) -> list[nn.Parameter]:
+        """What is trained besides the biases."""
+        named = self.trained.named_parameters()
+        return [p for name, p in named if p.requires_grad and not name.endswith("gate_bias")]
+
+    def state(self) -> dict[str, Tensor]:
+        """What training changes, by name."""
+        return {name: p.detach() for name, p in self.trained.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, parameter in self.state().items():
+            if name not in state or state[name].shape != parameter.shape:
+                raise GatelensError(f"the weights to start from lack {name} in the shape that is trained here.")
+            parameter.copy_(state[name])
+
+    def set_bias(self, bias: float | Tensor) -> None:
+        """Give heads biases that are not learned."""
+        make_sparse(self.hf, bias)
+
+    def train(self) -> None:
+        """Draw gates from now on. Dropout stays off: the noise of the gates takes its place."""
+        self.trained.train()
+        for module in self.trained.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+
+    def eval(self) -> None:
+        """Gates are steps from now on, as they will be in use."""
+        self.trained.eval()
+
+
+def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
+    if importlib.util.find_spec("peft") is None:
+        raise GatelensError("LoRA needs peft: run `pip install 'gatelens[train]'`, or choose weights='full'.")
+    from peft import LoraConfig, get_peft_model
+
+    family = family_of(hf.config)
+    names = settings.projections or tuple(f"{family.attention}.{name}" for name in (*family.qkv, family.out))
+    config = LoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, target_modules=list(names), lora_dropout=0.0)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            return get_peft_model(hf, config)
+    except ValueError as error:
+        raise GatelensError(f"no module of this model is called {' or '.join(names)}: name others.") from error

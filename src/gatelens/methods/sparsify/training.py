@@ -1,0 +1,165 @@
+"""One training run: its steps, and everything of it that a checkpoint holds.
+
+A step minimises, over rows, `log(expected open edges) + multiplier * loss`. The logarithm keeps the push on gates as
+strong when few are open as it was when all were. As both terms are means over rows, neither the number of processes
+nor gradient accumulation changes what is minimised. All randomness is a function of the seed, the step and the row:
+a run that is continued draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.sparse import record_open, row_noise
+from gatelens.methods.sparsify.geco import Multiplier
+from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
+from gatelens.methods.sparsify.rows import Rows
+from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.methods.sparsify.student import Student
+
+FAR = 3.0  # nats above its target, and above where it began: no constraint brings a model back from there
+WEIGHTS = "weights.safetensors"
+Numbers = dict[str, float]
+
+
+class Training:
+    """A student, the dense model it should agree with, the optimizer and the multiplier."""
+
+    def __init__(self, student: Student, dense: Any, rows: Rows, settings: SparsifySettings, accelerator: Any) -> None:
+        self.student, self.dense, self.rows, self.settings = student, dense, rows, settings
+        self.accelerator = accelerator
+        # Adam's second moment forgets within a hundred steps: gradients change as gates close.
+        groups = [
+            {"params": student.weights(), "lr": settings.learning_rate},
+            {"params": student.biases(), "lr": settings.bias_learning_rate},
+        ]
+        optimizer = torch.optim.Adam([g for g in groups if g["params"]], betas=(0.9, 0.99))
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.module, self.optimizer = accelerator.prepare(student.trained, optimizer)
+        self.first: float | None = None  # the constrained loss of the first step
+        self.multiplier = Multiplier(
+            base=settings.multiplier,
+            target=settings.target,
+            scale=settings.target if settings.constraint == "kl" or settings.relative else 0.1,
+            rate=settings.multiplier_rate,
+            damping=settings.multiplier_damping,
+            smoothing=settings.multiplier_smoothing,
+            low=settings.multiplier_low,
+            high=settings.multiplier_high,
+            warmup=settings.multiplier_warmup,
+        )
+
+    def step(self, step: int) -> Numbers:
+        """Update the weights once, from the rows of this step (counted from 0), and say what was measured."""
+        settings, processes = self.settings, self.accelerator.num_processes
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * settings.speed(step)
+        if settings.bias_end is not None:
+            self.student.set_bias(settings.bias_at(step))
+        self.optimizer.zero_grad()
+        measured = []
+        for part in range(settings.accumulate):
+            first = ((step * settings.accumulate + part) * processes + self.accelerator.process_index) * settings.batch
+            last = part == settings.accumulate - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.module):
+                measured.append(self._backward(step, range(first, first + settings.batch)))
+        numbers = self._mean(torch.stack(measured).mean(0))
+        self._refuse_divergence(step, numbers)
+        self.optimizer.step()
+        numbers["multiplier"] = self.multiplier.now  # the one that this step used
+        self.multiplier.update(numbers["constrained"])
+        return numbers
+
+    def _backward(self, step: int, numbers: range) -> Tensor:
+        """Gradients of one batch, and what was measured on it: (loss, KL, cross-entropy, expected, open)."""
+        settings = self.settings
+        tokens = self.rows.batch(numbers).to(self.accelerator.device)
+        kl = dense_ce = tokens.new_zeros(len(tokens), dtype=torch.float32)
+        dense = self._dense(tokens) if settings.teacher else None
+        self.student.train()
+        seeds = [(settings.seed, step, number) for number in numbers]
+        with row_noise(self.student.hf, seeds), record_open(self.student.hf) as record:
+            with self._precision():
+                logits = self.module(input_ids=tokens, use_cache=False).logits
+            sparse = logits.float().log_softmax(-1)
+            ce = cross_entropy(sparse, tokens)
+            if dense is not None:
+                kl, dense_ce = kl_divergence(dense, sparse), cross_entropy(dense, tokens)
+            relative = ce - dense_ce if settings.relative else ce
+            loss = kl if settings.constraint == "kl" else relative
+            expected = _share(record.expected, record.pairs)
+            objective = expected.log() + self.multiplier.now * loss + settings.distill * kl
+            self.accelerator.backward(objective.mean() / settings.accumulate)
+            opened = _share(record.open_share, record.pairs)
+        return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened)])
+
+    @torch.no_grad()
+    def _dense(self, tokens: Tensor) -> Tensor:
+        with self._precision():
+            logits = self.dense(input_ids=tokens, use_cache=False).logits
+        return logits.float().log_softmax(-1)
+
+    def _precision(self) -> Any:
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.settings.bf16)
+
+    def _mean(self, measured: Tensor) -> Numbers:
+        """Over processes, by name."""
+        names = ("constrained", "kl", "cross_entropy", "above_dense", "expected_open", "open")
+        values = self.accelerator.reduce(measured, reduction="mean").tolist()
+        return dict(zip(names, values, strict=True))
+
+    def _refuse_divergence(self, step: int, numbers: Numbers) -> None:
+        loss, target = numbers["constrained"], self.settings.target
+        self.first = loss if self.first is None else self.first
+        if math.isfinite(loss) and math.isfinite(numbers["expected_open"]) and loss <= max(target, self.first) + FAR:
+            return
+        raise GatelensError(
+            f"training diverged at step {step}: the loss is {loss:.3g} nats where its target is {target:.3g}. The last "
+            "checkpoint is as it was before; lower learning_rate or bias_learning_rate and write to another folder."
+        )
+
+    def save(self, folder: Path, steps: int) -> None:
+        """Write what a checkpoint holds after this many steps: trained weights, optimizer, multiplier."""
+        if self._spread:
+            self.accelerator.save_state(str(folder / "spread"))
+        if self.accelerator.is_main_process:
+            if not self._spread:
+                weights = {name: weight.cpu().contiguous() for name, weight in self.student.state().items()}
+                save_file(weights, folder / WEIGHTS)
+                torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+            moved = {name: getattr(self.multiplier, name) for name in ("base", "steps", "violation")}
+            state = {"steps": steps, "first": self.first, "multiplier": moved}
+            (folder / "state.json").write_text(json.dumps(state, indent=1))
+
+    def restore(self, folder: Path) -> int:
+        """Take up what `save` wrote and return the number of steps done."""
+        state = json.loads((folder / "state.json").read_text())
+        if self._spread:
+            self.accelerator.load_state(str(folder / "spread"))
+        else:
+            self.student.load_state(load_file(folder / WEIGHTS))
+            device = self.accelerator.device
+            self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
+        self.first = state["first"]
+        for name, value in state["multiplier"].items():
+            setattr(self.multiplier, name, value)
+        return int(state["steps"])
+
+    @property
+    def _spread(self) -> bool:
+        """Whether weights and optimizer are cut over processes (FSDP), each of which then writes its own part."""
+        return str(self.accelerator.distributed_type).endswith("FSDP")
+
+
+def _share(shares: Tensor, pairs: Tensor) -> Tensor:
+    """Of shares (layer, row, head), the share over all visible pairs of a row: (row,)."""
+    return (shares * pairs).sum((0, 2)) / pairs.sum((0, 2))

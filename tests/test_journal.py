@@ -1,0 +1,68 @@
+"""Pieces of work: computed once, kept as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gatelens.journal import Journal
+
+
+def refuse() -> Tensor:
+    raise AssertionError("computed again")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64])
+def test_a_piece_comes_back_to_the_last_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    value = (torch.randn(3, 4) * 5).to(dtype).T  # not contiguous
+    first = Journal(tmp_path / "new" / "folder").piece("a", lambda: value)
+    again = Journal(tmp_path / "new" / "folder").piece("a", refuse)
+    assert torch.equal(first, value)
+    assert torch.equal(again, value)
+    assert again.dtype == dtype
+
+
+def test_parts_and_names_do_not_meet(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for n, one in enumerate((journal, journal.part("x"), journal.part("x").part("y"))):
+        one.piece("a", lambda n=n: torch.tensor(n))
+        one.piece("b.1", lambda n=n: torch.tensor(10 + n))
+        one.piece("b.2", lambda n=n: torch.tensor(20 + n))
+    for n, one in enumerate((journal, journal.part("x"), journal.part("x").part("y"))):
+        assert [int(one.piece(name, refuse)) for name in ("a", "b.1", "b.2")] == [n, 10 + n, 20 + n]
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    journal = Journal()
+    assert [int(journal.piece("a", lambda n=n: torch.tensor(n))) for n in (1, 2)] == [1, 2]
+
+
+def test_a_damaged_piece_is_computed_again(tmp_path: Path) -> None:
+    Journal(tmp_path).piece("a", lambda: torch.ones(100))
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:50])
+    assert Journal(tmp_path).piece("a", lambda: torch.zeros(2)).tolist() == [0, 0]
+    assert Journal(tmp_path).piece("a", refuse).tolist() == [0, 0]
+
+
+def test_an_error_leaves_no_piece(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        Journal(tmp_path).piece("a", refuse)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_was_writing_is_no_piece(tmp_path: Path) -> None:
+    (tmp_path / "a.77.tmp").write_bytes(b"half")
+    assert Journal(tmp_path).piece("a", lambda: torch.tensor(3)).item() == 3
+
+
+def test_progress(tmp_path: Path) -> None:
+    said: list[tuple[str, int, int]] = []
+    journal = Journal(tmp_path, lambda *what: said.append(what)).part("p")
+    journal.begin("score", 2)
+    journal.piece("a", lambda: torch.ones(1))
+    journal.piece("a", refuse)
+    assert said == [("p.score", 0, 2), ("p.score", 1, 2), ("p.score", 2, 2)]

@@ -1,0 +1,277 @@
+"""Tasks for tiny models, models whose answers are known, and a plain transformer to hold edge gates against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from families import VOCAB, tiny, wrap
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from gatelens.model import Model
+from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.tokens import Pair, PairTokens
+
+# Tasks
+
+
+def make_task(rows: list[tuple[list[int], list[int], int, int]], seed: int = 0) -> CircuitTask:
+    """The task of these (clean, corrupt, answer, wrong) tokens."""
+    pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(len(rows))]
+    tokens = [PairTokens(clean, corrupt, [answer], [wrong]) for clean, corrupt, answer, wrong in rows]
+    return from_tokens("toy", seed, pairs, tokens)
+
+
+def random_task(n: int = 3, lengths: tuple[int, ...] = (9,), seed: int = 0) -> CircuitTask:
+    """Random tokens and answers, in prompts of these lengths in turn."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(3, VOCAB, (count,), generator=generator).tolist()
+
+    sizes = [lengths[i % len(lengths)] for i in range(n)]
+    return make_task(
+        [(draw(size), draw(size), *(torch.tensor(draw(1)) + torch.tensor([0, 1])).tolist()) for size in sizes]
+    )
+
+
+# A linear model
+
+_LINEAR: dict[str, dict[str, Any]] = {
+    "gpt2": {"activation_function": "linear", "layer_norm_epsilon": 1e8},
+    "gpt_neox": {"hidden_act": "linear", "layer_norm_eps": 1e8},
+    "llama": {"rms_norm_eps": 1e8},
+}
+
+
+@torch.no_grad()
+def linear(family: str) -> Model:
+    """A model whose logits are linear in its embeddings, up to one part in 10^8.
+
+    Norms divide by the root of a huge epsilon, which their weights undo; queries and keys are zero, so that attention
+    is a plain mean; the MLPs have no nonlinearity (Llama's product of two does: there it is zero).
+    """
+    model = tiny(family, **_LINEAR[family])
+    for block in model.anatomy.blocks:
+        for norm in (block.before_attention, block.before_mlp):
+            norm.part.weight *= 1e4
+        q, k, _ = model.anatomy.projections(block)  # views of the model's own weights
+        for projection in (q, k):
+            projection.weight.zero_()
+            if projection.bias is not None:
+                projection.bias.zero_()
+        for weight in block.mlp.parameters():  # a large stream would not be small beside epsilon
+            weight *= 0 if family == "llama" else 0.2
+    model.anatomy.final_norm.part.weight *= 1e4
+    return model
+
+
+# A planted circuit
+
+TOKENS = 16  # of the planted model
+PREVIOUS, INDUCTION = (0, 2), (1, 1)  # (layer, head)
+PLANTED = [
+    "embed -> L0H2.v",  # the previous token,
+    "L0H2 -> L1H1.k",  # in the key of the token after it,
+    "embed -> L1H1.q",  # is matched by the last token;
+    "embed -> L1H1.v",  # what stood there is copied
+    "L1H1 -> logits",  # to the logits
+]
+
+
+@torch.no_grad()
+def planted() -> Model:
+    """A GPT-2 whose weights implement induction; other heads and the MLPs do something small at random.
+
+    The stream has four parts of 16 numbers: token, previous token, copied token, position. The norms are all but
+    linear (see `linear`); what they take away, the mean, is the same at every position and in every prompt.
+    """
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=TOKENS, n_positions=TOKENS, n_embd=64, n_head=4, n_layer=2, n_inner=32, layer_norm_epsilon=1e8,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    hf = GPT2LMHeadModel(config)
+    for name, parameter in hf.named_parameters():
+        parameter.copy_(torch.full_like(parameter, 1e4 * name.endswith("weight")) if "ln_" in name else parameter)
+    token, previous, copied, position = (torch.eye(64)[start : start + 16] for start in range(0, 64, 16))
+    hf.transformer.wte.weight.copy_(token)
+    hf.transformer.wpe.weight.copy_(position)
+    hf.lm_head.weight.copy_(10 * copied)
+    one_later = torch.diag(torch.ones(TOKENS - 1), 1)
+    _set_head(hf, PREVIOUS, 80.0, query=position.T, key=position.T @ one_later, value=token.T, out=previous)
+    _set_head(hf, INDUCTION, 40.0, query=token.T, key=previous.T, value=token.T, out=copied)
+    return wrap(hf, "planted")
+
+
+def _set_head(
+    hf: Any, head: tuple[int, int], sharpness: float, *, query: Tensor, key: Tensor, value: Tensor, out: Tensor
+) -> None:
+    """Set one head: matrices (width, dim), and (dim, width) for ``out``; its scores are 0 or ``sharpness / 4``."""
+    layer, index = head
+    attention, dim = hf.transformer.h[layer].attn, TOKENS
+    for i, matrix in enumerate((sharpness * query, key, value)):
+        at = i * 64 + index * dim
+        attention.c_attn.weight[:, at : at + dim] = matrix
+    attention.c_proj.weight[index * dim : (index + 1) * dim] = out
+
+
+def planted_task(n: int = 6, seed: int = 0) -> CircuitTask:
+    """``a b c ... a`` is followed by ``b``; the corrupt prompt is the same of other tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(n):
+        drawn = torch.randperm(TOKENS, generator=generator).tolist()
+        clean, corrupt = drawn[:5], drawn[5:10]
+        rows.append(([*clean, clean[1]], [*corrupt, corrupt[3]], clean[2], corrupt[4]))
+    return make_task(rows, seed)
+
+
+# A plain transformer
+
+Read = Callable[[str, dict[str, Tensor], Tensor], Tensor]
+"""From a destination's name, what its sources wrote, by name, and the biases so far, to the destination's input."""
+
+
+def read_all(_: str, sources: dict[str, Tensor], biases: Tensor) -> Tensor:
+    """What every destination reads in a plain run: the stream."""
+    return sum(sources.values()) + biases
+
+
+def plain_run(
+    model: Model, tokens: Tensor, read: Read = read_all, embedding: Tensor | None = None
+) -> tuple[Any, Tensor]:
+    """A decoder written out head by head: what every source wrote, and the logits at the last position.
+
+    It knows GPT-2, GPT-NeoX, Llama and OLMo, and takes from the Hugging Face model its norms, MLPs and weights only.
+    """
+    parts = _PARTS[model.anatomy.model_type](model.hf)
+    sources = {"embed": parts.embed(tokens) if embedding is None else embedding}
+    biases = torch.zeros(model.anatomy.width)
+    group = model.n_heads // model.n_kv_heads
+    for n in range(model.n_layers):
+        layer, before = parts.layers[n], dict(sources)
+        for h in range(model.n_heads):
+            kv = f"L{n}H{h}" if group == 1 else f"L{n}KV{h // group}"
+            inputs = (
+                read(f"L{n}H{h}.q", before, biases),
+                read(f"{kv}.k", before, biases),
+                read(f"{kv}.v", before, biases),
+            )
+            q, k, v = (
+                parts.project(layer, kind, head, parts.norm(layer, x))
+                for kind, head, x in zip("qkv", (h, h // group, h // group), inputs, strict=True)
+            )
+            q, k = parts.rotate(q), parts.rotate(k)
+            scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+            hidden = torch.ones(scores.shape[1:]).triu(1).bool()
+            z = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+            sources[f"L{n}H{h}"] = parts.out(layer, h, z)
+        if not model.anatomy.parallel:
+            before, biases = dict(sources), biases + parts.out_bias(layer)
+        sources[f"M{n}"] = parts.mlp(layer, read(f"M{n}", before, biases))
+        if model.anatomy.parallel:
+            biases = biases + parts.out_bias(layer)
+    return sources, parts.logits(read("logits", sources, biases))[:, -1]
+
+
+class _Llama:
+    """The parts of a Llama, and of an OLMo, which clips and whose norms have no weights."""
+
+    def __init__(self, hf: Any) -> None:
+        self.hf, self.layers = hf, hf.model.layers
+        self.dim = hf.config.hidden_size // hf.config.num_attention_heads
+        self.rotated = self.dim
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.hf.model.embed_tokens(tokens)
+
+    def norm(self, layer: Any, x: Tensor) -> Tensor:
+        return layer.input_layernorm(x)
+
+    def project(self, layer: Any, kind: str, head: int, x: Tensor) -> Tensor:
+        weight = getattr(layer.self_attn, f"{kind}_proj").weight[head * self.dim : (head + 1) * self.dim]
+        clip = getattr(self.hf.config, "clip_qkv", None)
+        return x @ weight.T if clip is None else (x @ weight.T).clamp(-clip, clip)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotary positions with base 10,000, on the first ``rotated`` numbers."""
+        half = self.rotated // 2
+        frequencies = 10_000.0 ** (-torch.arange(half) / half)
+        angles = torch.arange(x.shape[1])[:, None] * frequencies
+        a, b, rest = x[..., :half], x[..., half : self.rotated], x[..., self.rotated :]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    def out(self, layer: Any, head: int, z: Tensor) -> Tensor:
+        return z @ layer.self_attn.o_proj.weight[:, head * self.dim : (head + 1) * self.dim].T
+
+    def out_bias(self, layer: Any) -> Any:
+        return 0
+
+    def mlp(self, layer: Any, x: Tensor) -> Tensor:
+        return layer.mlp(layer.post_attention_layernorm(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.hf.lm_head(self.hf.model.norm(x))
+
+
+class _GPT2(_Llama):
+    def __init__(self, hf: Any) -> None:
+        self.hf, self.layers = hf, hf.transformer.h
+        self.dim = hf.config.n_embd // hf.config.n_head
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.hf.transformer.wte(tokens) + self.hf.transformer.wpe.weight[: tokens.shape[1]]
+
+    def norm(self, layer: Any, x: Tensor) -> Tensor:
+        return layer.ln_1(x)
+
+    def project(self, layer: Any, kind: str, head: int, x: Tensor) -> Tensor:
+        at = "qkv".index(kind) * self.hf.config.n_embd + head * self.dim
+        mine = slice(at, at + self.dim)
+        return x @ layer.attn.c_attn.weight[:, mine] + layer.attn.c_attn.bias[mine]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return x
+
+    def out(self, layer: Any, head: int, z: Tensor) -> Tensor:
+        return z @ layer.attn.c_proj.weight[head * self.dim : (head + 1) * self.dim]
+
+    def out_bias(self, layer: Any) -> Any:
+        return layer.attn.c_proj.bias
+
+    def mlp(self, layer: Any, x: Tensor) -> Tensor:
+        return layer.mlp(layer.ln_2(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.hf.lm_head(self.hf.transformer.ln_f(x))
+
+
+class _NeoX(_Llama):
+    def __init__(self, hf: Any) -> None:
+        self.hf, self.layers = hf, hf.gpt_neox.layers
+        self.dim = hf.config.hidden_size // hf.config.num_attention_heads
+        self.rotated = self.dim // 4
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.hf.gpt_neox.embed_in(tokens)
+
+    def project(self, layer: Any, kind: str, head: int, x: Tensor) -> Tensor:
+        at = (3 * head + "qkv".index(kind)) * self.dim
+        mine, fused = slice(at, at + self.dim), layer.attention.query_key_value
+        return x @ fused.weight[mine].T + fused.bias[mine]
+
+    def out(self, layer: Any, head: int, z: Tensor) -> Tensor:
+        return z @ layer.attention.dense.weight[:, head * self.dim : (head + 1) * self.dim].T
+
+    def out_bias(self, layer: Any) -> Any:
+        return layer.attention.dense.bias
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.hf.get_output_embeddings()(self.hf.gpt_neox.final_layer_norm(x))
+
+
+_PARTS: dict[str, Any] = {"gpt2": _GPT2, "gpt_neox": _NeoX, "llama": _Llama, "olmo": _Llama}
+PLAIN = ["gpt2", "gpt_neox", "gpt_neox_sequential", "llama", "olmo"]  # the families that `plain_run` knows
