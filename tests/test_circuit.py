@@ -99,6 +99,11 @@ class TestResult:
             assert torch.equal(found.curve.metrics, result.curve.metrics)
             assert (found.validity, found.settings, found.count) == (result.validity, result.settings, result.count)
 
+    def test_what_a_killed_start_left_is_cleared_away(self, stories: Model, tmp_path: Path) -> None:
+        (tmp_path / "asked.123.tmp").write_text("{")
+        find_circuit(stories, "induction", small(method="eap"), out=tmp_path, options=OPTIONS)
+        assert not list(tmp_path.glob("*.tmp"))
+
     def test_a_folder_is_not_used_twice(self, stories: Model, tmp_path: Path) -> None:
         find_circuit(stories, "induction", small(), out=tmp_path, options=OPTIONS)
         before = files(tmp_path)

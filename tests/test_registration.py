@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from gatelens.gates.sparse import make_sparse, save_sparse
 
 IMPORTS = {
-    "gatelens first": "import gatelens, sys; assert 'torch' not in sys.modules; import transformers",
-    "transformers first": "import transformers, transformers.modeling_utils; import gatelens",
-    "somebody looked for the module before": (
-        "import gatelens, importlib.util; importlib.util.find_spec('transformers.modeling_utils'); import transformers"
+    # Looking for a module is not loading it: registration has to wait on.
+    "gatelens first": (
+        "import gatelens, importlib.util, sys; assert 'torch' not in sys.modules\n"
+        "importlib.util.find_spec('transformers.modeling_utils'); import transformers"
     ),
+    "transformers first": "import transformers, transformers.modeling_utils; import gatelens",
 }
 
 

@@ -247,3 +247,5 @@ def _save(result: CircuitResult, model: Model, task: CircuitTask, folder: Path) 
         },
     )
     shutil.rmtree(folder / "pieces", ignore_errors=True)
+    for half_written in folder.glob("*.tmp"):  # by a start that was killed
+        half_written.unlink(missing_ok=True)

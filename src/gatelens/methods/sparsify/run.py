@@ -180,7 +180,8 @@ def _own_text(model: Model, read: Tensor, settings: SparsifySettings, folder: Pa
             print(f"{what}: {done} of {total} pieces", flush=True)
 
     journal = Journal(None if folder is None else folder / "own-text", progress)
-    return write_text(model, read, settings.self_text, settings.length, 0, journal)  # data, whatever the seed of the run
+    # Seed 0, whatever the seed of the run: this text is data.
+    return write_text(model, read, settings.self_text, settings.length, 0, journal)
 
 
 def _claim(folder: Path, model: Model, settings: SparsifySettings, read: Tensor) -> None:
