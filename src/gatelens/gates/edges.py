@@ -162,7 +162,7 @@ class _EdgeRun:
         # How far each source is from the reference's: (source, ...) where all rows share it, (row, source, ...) else.
         self.shared = new(0, *shape)
         self.own = new(self.rows, graph.n_sources - self.n_shared, *shape)
-        self.mixed = new(graph.attention_inputs(0).stop, self.rows, *shape)
+        self.mixed = new(graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
         with Hooks() as hooks:
             if self.start is not None:
                 self.shared = self.start.sources[: self.n_shared] - reference.sources[: self.n_shared]
@@ -195,42 +195,38 @@ class _EdgeRun:
             at, stream = self.graph.mlp_input(layer), self.reference.mlp_inputs[layer]
             hooks.before(block.mlp_start, lambda own: self._one(at, stream).to(own))
 
-    def _mix(self, destinations: slice, stream: Tensor) -> Tensor:
-        """The inputs of destinations that read the same sources: (destination, row, prompt, position, width)."""
+    def _mix(self, row: int, destinations: slice, stream: Tensor) -> Tensor:
+        """One row's inputs of destinations that read the same sources: (destination, prompt, position, width).
+
+        Row by row, in room that every call uses again: all rows at once would not stay in the processor's cache.
+        """
         n = int(self.graph.reads[destinations.start])
-        count = destinations.stop - destinations.start
-        gates = self.gates[:, :n, destinations].permute(2, 0, 1)  # (destination, row, source)
-        shared, own = gates[..., : self.n_shared], gates[..., self.n_shared :]
-        mixed = self.mixed[:count].flatten(2)  # (destination, row, numbers)
-        base = stream.reshape(1, -1)
+        mixed = self.mixed[: destinations.stop - destinations.start]
+        gates = self.gates[row, :n, destinations].T  # (destination, source)
+        own = self.own[row, : n - self.n_shared].flatten(1)
+        torch.addmm(stream.reshape(1, -1), gates[:, self.n_shared :], own, out=mixed.flatten(1))
         if self.n_shared:
-            torch.addmm(base, shared.flatten(0, 1), self.shared.flatten(1), out=mixed.flatten(0, 1))
-        for row in range(self.rows):
-            into = mixed[:, row] if self.n_shared else base.expand(count, -1)
-            sources = self.own[row, : n - self.n_shared].flatten(1)
-            if self.rows == 1:
-                torch.addmm(into, own[:, row], sources, out=mixed[:, row])
-            else:
-                mixed[:, row] = torch.addmm(into, own[:, row], sources)
-        return self.mixed[:count]
+            mixed.flatten(1).addmm_(gates[:, : self.n_shared], self.shared.flatten(1))
+        return mixed
 
     def _one(self, destination: int, stream: Tensor) -> Tensor:
         """The input of one destination: (row * prompt, position, width)."""
-        return self._mix(slice(destination, destination + 1), stream)[0].flatten(0, 1)
+        place = slice(destination, destination + 1)
+        return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
 
     def _project(self, layer: int, block: Block, stream: Tensor, projected: list[Tensor]) -> None:
         """Put what the query, key and value projections give for the mixed inputs of every head."""
-        anatomy, graph = self.model.anatomy, self.graph
-        inputs = self._mix(graph.attention_inputs(layer), self.reference.attention_inputs[layer])
-        normed = block.before_attention(inputs.to(stream.device, stream.dtype))
-        parts: list[Tensor] = []
-        at = 0
-        for projection in anatomy.projections(block):
-            heads = len(projection.weight)
-            x = normed[at : at + heads].flatten(1, 3)  # (head, row * prompt * position, width)
-            out = torch.bmm(x, projection.weight.transpose(1, 2))
-            if projection.bias is not None:
-                out += projection.bias[:, None]
-            parts.append(out.transpose(0, 1).unflatten(0, stream.shape[:2]))
-            at += heads
-        projected[:] = anatomy.fuse(*parts)
+        anatomy = self.model.anatomy
+        place, reference = self.graph.attention_inputs(layer), self.reference.attention_inputs[layer]
+        projections = anatomy.projections(block)
+        rows: list[list[Tensor]] = [[], [], []]  # q, k, v: (prompt, position, head, dim) of each row
+        for row in range(self.rows):
+            normed = block.before_attention(self._mix(row, place, reference).to(stream.device, stream.dtype))
+            parts = normed.split([len(projection.weight) for projection in projections])
+            for into, projection, x in zip(rows, projections, parts, strict=True):
+                out = torch.bmm(x.flatten(1, 2), projection.weight.transpose(1, 2))
+                if projection.bias is not None:
+                    out += projection.bias[:, None]
+                into.append(out.transpose(0, 1).unflatten(0, x.shape[1:3]))
+        q, k, v = (torch.cat(part) for part in rows)
+        projected[:] = anatomy.fuse(q, k, v)
