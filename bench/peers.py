@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import venv
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bench.circuits import LENGTH, PROMPTS, random_task
 from bench.heads import gpt2_small, plain
-from bench.timing import _seconds
 from gatelens.methods.attribution import attribute_heads
 from gatelens.methods.patching import patch_heads
 
@@ -26,68 +27,72 @@ REPEATS = 3
 JOBS = ("plain forward", "144 heads patched one at a time", "144 heads by cached gradients")
 
 THEIRS = """
-import json, sys, time
+import json, sys, tempfile, time
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import GPT2Config, GPT2LMHeadModel
 
-prompts, length, repeats = map(int, sys.argv[1:])
+work = json.load(sys.stdin)
+clean, corrupt, right, wrong = (torch.tensor(work[key]) for key in ("clean", "corrupt", "right", "wrong"))
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = HookedTransformer(HookedTransformerConfig(
-    n_layers=12, n_heads=12, d_model=768, d_head=64, d_mlp=3072, n_ctx=1024, d_vocab=50257, act_fn="gelu_new",
-    normalization_type="LN", device="cpu",
-))
+hf = GPT2LMHeadModel(GPT2Config()).eval()
+with tempfile.TemporaryDirectory() as folder:
+    hf.config.save_pretrained(folder)
+    model = TransformerBridge.boot_transformers(folder, hf_model=hf, device="cpu")
 for parameter in model.parameters():
     parameter.requires_grad_(False)
-clean, corrupt = torch.randint(0, 50257, (2, prompts, length))
-right, wrong = torch.randint(0, 50257, (2, prompts))
-places = torch.arange(prompts)
+places = torch.arange(len(clean))
+names = [f"blocks.{layer}.attn.hook_z" for layer in range(12)]
 
 def metric(logits):
     return logits[places, -1, right] - logits[places, -1, wrong]
 
-def forward():
-    with torch.no_grad():
-        model(clean)
-
 def is_z(name):
-    return name.endswith("hook_z")
+    return name in names
 
+@torch.no_grad()
+def forward():
+    return model(clean)
+
+@torch.no_grad()
 def patch():
-    with torch.no_grad():
-        _, other = model.run_with_cache(corrupt, names_filter=is_z)
-        base = metric(model(clean))
-        for layer in range(12):
-            name = f"blocks.{layer}.attn.hook_z"
-            for head in range(12):
-                def put(z, hook):
-                    z[:, :, head] = other[hook.name][:, :, head]
-                    return z
-                (base - metric(model.run_with_hooks(clean, fwd_hooks=[(name, put)]))).mean()
+    _, other = model.run_with_cache(corrupt, names_filter=is_z)
+    base = metric(model(clean))
+    scores = torch.zeros(12, 12)
+    for layer, name in enumerate(names):
+        for head in range(12):
+            def put(z, hook):
+                z[:, :, head] = other[name][:, :, head]
+                return z
+            scores[layer, head] = (base - metric(model.run_with_hooks(clean, fwd_hooks=[(name, put)]))).mean()
+    return scores
 
 def attribute():
     with torch.no_grad():
         _, other = model.run_with_cache(corrupt, names_filter=is_z)
-    values, grads = {}, {}
-    def keep(z, hook):
-        values[hook.name] = z.detach()
-        return z if z.requires_grad else z.requires_grad_()
-    def keep_grad(grad, hook):
-        grads[hook.name] = grad
-    with model.hooks(fwd_hooks=[(is_z, keep)], bwd_hooks=[(is_z, keep_grad)]):
-        metric(model(clean)).sum().backward()
-    return [((values[n] - other[n]) * grads[n]).sum((0, 1, 3)) for n in grads]
+    values = {}
+    def keep(name):
+        def hook(z, hook):
+            values[name] = z if z.requires_grad else z.requires_grad_()
+            return values[name]
+        return hook
+    with model.hooks(fwd_hooks=[(name, keep(name)) for name in names]):
+        total = metric(model(clean)).sum()
+    grads = torch.autograd.grad(total, [values[name] for name in names])
+    scores = [((values[n] - other[n]) * grad).sum((0, 1, 3)) for n, grad in zip(names, grads)]
+    return torch.stack(scores) / len(clean)
 
-assert len(attribute()) == 12
-times = []
-for job in (forward, patch, attribute):
+def timed(job, repeats):
     seconds = []
-    for _ in range(1 if job is patch else repeats):
+    for _ in range(repeats):
         begun = time.perf_counter()
-        job()
+        found = job()
         seconds.append(time.perf_counter() - begun)
-    times.append(min(seconds))
-print(json.dumps(times))
+    return min(seconds), found
+
+jobs = [timed(forward, work["repeats"]), timed(patch, 1), timed(attribute, work["repeats"])]
+print(json.dumps({"seconds": [job[0] for job in jobs], "scores": [job[1].tolist() for job in jobs[1:]]}))
 """
 
 
@@ -96,27 +101,48 @@ def main() -> None:
     python = install()
     if python is None:
         return
+    torch.manual_seed(0)
     model = gpt2_small()
     task = random_task(model)
-    ours = [
-        plain(model, task.buckets[0].clean),
-        lambda: patch_heads(model, task),
-        lambda: attribute_heads(model, task),
-    ]
-    for job in (ours[0], ours[2]):
-        job()
-    # In turn and not at once, so that neither side slows the other.
-    mine = [min(_seconds(job) for _ in range(1 if i == 1 else REPEATS)) for i, job in enumerate(ours)]
-    command = [python, "-c", THEIRS, str(PROMPTS), str(LENGTH), str(REPEATS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    [bucket] = task.buckets
+    work = {
+        "clean": bucket.clean.tolist(),
+        "corrupt": bucket.corrupt.tolist(),
+        "right": task.answer_ids[bucket.which, 0].tolist(),
+        "wrong": task.wrong_ids[bucket.which, 0].tolist(),
+        "repeats": REPEATS,
+    }
+    # One side after the other, so that neither slows the other.
+    done = subprocess.run([python, "-c", THEIRS], input=json.dumps(work), capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"TransformerLens left out: {done.stderr.strip().splitlines()[-1]}")
         return
     theirs = json.loads(done.stdout.splitlines()[-1])
+    forward = plain(model, bucket.clean)
+    ours: list[tuple[Callable[[], Any], int]] = [
+        (forward, REPEATS),
+        (lambda: patch_heads(model, task), 1),
+        (lambda: attribute_heads(model, task), REPEATS),
+    ]
+    forward()
+    mine = [timed(job, repeats) for job, repeats in ours]
     print(f"GPT-2-small shape, {PROMPTS} prompts of {LENGTH} tokens, one thread; seconds")
     print(f"  {'':34} {'gatelens':>9} {'TransformerLens':>16} {'ratio':>7}")
-    for name, our, their in zip(JOBS, mine, theirs, strict=True):
+    for name, (our, _), their in zip(JOBS, mine, theirs["seconds"], strict=True):
         print(f"  {name:34} {our:9.2f} {their:16.2f} {their / our:7.1f}")
+    for name, (_, found), their in zip(JOBS[1:], mine[1:], theirs["scores"], strict=True):
+        off = float((found.scores - torch.tensor(their)).abs().max() / found.scores.abs().max())
+        print(f"  {name}: scores differ by at most {off:.0e} of the largest")
+
+
+def timed(job: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+    """The shortest time in seconds, and what the job found."""
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        found = job()
+        times.append(time.perf_counter() - begun)
+    return min(times), found
 
 
 def install() -> str | None:
@@ -124,15 +150,18 @@ def install() -> str | None:
     python = HOME / "bin" / "python"
     ready = HOME / "ready"
     if not ready.exists():
-        venv.create(HOME, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), "torch", "transformer-lens"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"TransformerLens cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-            return None
+        print(f"installing TransformerLens into {HOME}, once", flush=True)
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(HOME)],
+            [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), "torch", "transformer-lens"],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"TransformerLens cannot be installed here: {done.stderr.strip()[-300:]}")
+                return None
         ready.touch()
     return str(python)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

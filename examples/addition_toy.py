@@ -2,9 +2,9 @@
 
     python examples/addition_toy.py          about two minutes on one core; writes runs/addition-toy/attention.png
 
-The model has four layers and reads eleven positions, `^ a b + c d = x y z $`. After sparse post-training a layer's few
-open edges can be read: where the answer is written, one layer looks at the digits that are added there, another one at
-those that decide about the carry. Draye, Lei et al., arXiv 2512.05865, show the same.
+The model has four layers and reads eleven positions, `^ a b + c d = x y z $`. Above are the attention weights of the
+dense model, below the share of sums for which the sparse one has an edge open. In Draye, Lei et al., arXiv 2512.05865,
+the first layer attends to the digits added alone; this short training does not get there: its first layer stays open.
 """
 
 import json
@@ -43,7 +43,7 @@ def sums() -> list[str]:
     return texts
 
 
-def train_dense(tokens: Tensor, steps: int = 1500, batch: int = 256) -> LlamaForCausalLM:
+def train_dense(tokens: Tensor, steps: int = 900, batch: int = 128) -> LlamaForCausalLM:
     """A small Llama that adds."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -59,14 +59,15 @@ def train_dense(tokens: Tensor, steps: int = 1500, batch: int = 256) -> LlamaFor
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     for step in range(steps):
         rows = tokens[torch.randint(len(tokens), (batch,))]
-        logits = hf(input_ids=rows, use_cache=False).logits[:, ANSWER.start - 1 : ANSWER.stop - 1]
-        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, ANSWER].flatten())
+        losses = F.cross_entropy(hf(input_ids=rows, use_cache=False).logits[:, :-1].mT, rows[:, 1:], reduction="none")
+        answer = losses[:, ANSWER.start - 1 : ANSWER.stop - 1].mean()
+        loss = answer + 0.2 * losses.mean()  # the rest too, or its arbitrary predictions would have to be kept later
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        if (step + 1) % 250 == 0:
-            print(f"dense: step {step + 1}, loss of the answer {loss.item():.4f}", flush=True)
+        if (step + 1) % 100 == 0:
+            print(f"dense: step {step + 1}, loss of the answer {answer.item():.4f}", flush=True)
     return hf.eval().requires_grad_(False)
 
 
@@ -116,13 +117,14 @@ def main() -> None:
     model = Model("addition", hf, words, describe(hf))
     # 2. The same with few edges
     settings = SparsifySettings(
-        steps=400,
-        batch=128,
+        steps=300,
+        batch=64,
         length=11,
         weights="full",
-        learning_rate=1e-3,
-        bias_learning_rate=0.05,
-        target=0.02,
+        learning_rate=3e-4,
+        bias_learning_rate=0.1,
+        multiplier=2.0,
+        target=0.03,
         cooldown=0.2,
     )
     sparse = sparsify(model, OUT / "sums.jsonl", settings)

@@ -1,19 +1,21 @@
-"""Pack the last checkpoint of a run of sparse_smollm2.py as the built-in model `sparse-smollm2`, and judge it.
+"""Pack the last checkpoint of sparse_smollm2.py as the built-in model `sparse-smollm2`, and judge it.
 
-    python examples/pack_sparse_smollm2.py
+    python examples/pack_sparse_smollm2.py [SEQUENCES]
 
-Adapter and biases are written in float16, with a model card and the run's log, to src/gatelens/builtin/sparse_smollm2.
-What the card says was measured on the packed numbers themselves.
+Adapter and biases go to src/gatelens/builtin/sparse_smollm2 in float16, with a model card and the logs of all stages.
+What the card says was measured on the packed numbers themselves, on so many sequences of each held-out text.
 """
 
 import copy
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import HELD_OUT, OUT, SECOND, TRAIN
+from sparse_smollm2 import HELD_OUT, OUT, STAGES, TRAIN
 
 import gatelens
 from gatelens.adapters import apply_adapter, write_adapter
@@ -23,26 +25,57 @@ from gatelens.methods.sparsify import evaluate
 from gatelens.methods.sparsify.result import write_card
 from gatelens.methods.sparsify.student import SCALE
 from gatelens.model import Model
+from gatelens.tasks import task
 
-torch.set_num_threads(1)
-RUN, FOLDER = Path(OUT) / "2", ADAPTERS["sparse-smollm2"]
-SEQUENCES = 32
+FOLDER = ADAPTERS["sparse-smollm2"]
+TASKS = ("ioi", "docstring", "greater-than")
+PROMPTS = 64
 
-last = Checkpoints(RUN / "checkpoints").last()
-assert last is not None, f"no checkpoint in {RUN}"
-steps = json.loads((last / "state.json").read_text())["steps"]
-weights = load_file(last / "weights.safetensors")
-biases = torch.stack([weights[name] for name in weights if name.endswith("gate_bias")])
-about = {"base": "smollm2", "steps": steps, "settings": SECOND.as_dict()}
-write_adapter(FOLDER, weights, biases, SCALE, about, torch.float16)
-for name in ("log.csv", "judged.csv", "curve.png"):
-    if (RUN / name).exists():
-        shutil.copy(RUN / name, FOLDER / name)
 
-dense = gatelens.load("smollm2")
-hf = apply_adapter(copy.deepcopy(dense.hf), FOLDER)
-sparse = Model("sparse-smollm2", hf, dense.tokenizer, dense.anatomy)
-judged = evaluate(sparse, HELD_OUT, dense, length=256, most=SEQUENCES)
-card = write_card(dense, [Path(text).name for text in TRAIN], SECOND, steps, judged)
-(FOLDER / "README.md").write_text(card)
-print(card)
+def pack() -> list[int]:
+    """Write the adapter of the last stage that has a checkpoint; return the steps of each stage up to there."""
+    runs = [Path(OUT) / str(number) for number in range(1, len(STAGES) + 1)]
+    begun = [(run, last) for run in runs if (last := Checkpoints(run / "checkpoints").last()) is not None]
+    if not begun:
+        raise SystemExit(f"no checkpoint in {OUT}: run sparse_smollm2.py first")
+    steps = [json.loads((last / "state.json").read_text())["steps"] for _, last in begun]
+    weights = load_file(begun[-1][1] / "weights.safetensors")
+    layers = {int(re.findall(r"\.(\d+)\.", name)[0]): w for name, w in weights.items() if name.endswith("gate_bias")}
+    biases = torch.stack([layers[layer] for layer in sorted(layers)])
+    settings = [stage.as_dict() for stage in STAGES[: len(begun)]]
+    about = {"base": "smollm2", "steps": steps, "stages": settings}
+    write_adapter(FOLDER, weights, biases, SCALE, about, torch.float16)
+    for number, (run, _) in enumerate(begun, 1):
+        for name in ("log.csv", "judged.csv"):
+            if (run / name).exists():
+                shutil.copy(run / name, FOLDER / f"{Path(name).stem}-{number}.csv")
+    return steps
+
+
+@torch.no_grad()
+def accuracy(model: Model, name: str, dense: Model) -> float:
+    """Share of a task's prompts whose answers win; the prompts are those of the dense model."""
+    prompts = task(name, dense, n=PROMPTS, seed=1)
+    right = 0
+    for bucket in prompts.buckets:
+        rows = [model.hf(input_ids=tokens, use_cache=False).logits[:, -1] for tokens in bucket.clean.split(8)]
+        right += int(prompts.correct(torch.cat(rows), bucket).sum())
+    return right / len(prompts)
+
+
+def main(sequences: int = 64) -> None:
+    torch.set_num_threads(1)
+    steps = pack()
+    dense = gatelens.load("smollm2")
+    sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
+    judged = evaluate(sparse, HELD_OUT, dense, length=256, most=sequences)
+    card = write_card(dense, [Path(text).name for text in TRAIN], STAGES[len(steps) - 1], sum(steps), judged)
+    card += f"\n| task, {PROMPTS} prompts | dense | sparse |\n|---|---|---|\n"
+    for name in TASKS:
+        card += f"| {name} | {accuracy(dense, name, dense):.1%} | {accuracy(sparse, name, dense):.1%} |\n"
+    (FOLDER / "README.md").write_text(card)
+    print(card)
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from toys import random_task
 
 from gatelens import CurveSettings, GatelensError, Model, explained_effect, multiplier
-from gatelens.curves import Curve, grid, pool
+from gatelens.circuits import EdgeCircuits, circuits
+from gatelens.curves import Curve, edges_effect, grid, pool
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.scores import HeadScores
+from gatelens.tasks import task as make_task
 
 
 def made_up(effects: list[float], kept: list[float] | None = None, level: str = "heads") -> Curve:
@@ -189,3 +191,17 @@ class TestOfAModel:
 def test_settings_that_make_no_sense(wrong: dict, message: str) -> None:
     with pytest.raises(GatelensError, match=message):
         CurveSettings(**wrong)
+
+
+def test_edges_effect_of_a_given_set_is_the_curves(stories: Model) -> None:
+    task = make_task("induction", stories, n=4)
+    scores = attribute_edges(stories, task)
+    curve = explained_effect(stories, task, scores, CurveSettings(points=6, random_points=0))
+    ours = circuits(stories, task, scores)
+    assert isinstance(ours, EdgeCircuits)
+    k = curve.asked[-2]
+    inside, rest = edges_effect(stories, task, ours.kept([k])[0])
+    assert inside == pytest.approx(float(curve.effect[-2]), abs=1e-4)
+    everything, nothing = edges_effect(stories, task, scores.graph.edges)
+    assert (everything, nothing) == (pytest.approx(1, abs=1e-5), pytest.approx(0, abs=1e-5))
+    assert rest != pytest.approx(inside)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 import gatelens
 from gatelens import GatelensError, Model, loading
 from gatelens.gates.heads import capture, run_heads
+from gatelens.gates.sparse import is_sparse, record_open
 
 
 @pytest.fixture(autouse=True)
@@ -441,3 +442,18 @@ def write_gguf(model: Model, path: Path, leave_out: str = "") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+class TestSparseBuiltIn:
+    def test_it_is_smollm2_with_an_adapter_and_closed_edges(self, smollm2: Model) -> None:
+        sparse = gatelens.load("sparse-smollm2", check=False)
+        assert is_sparse(sparse.hf)
+        tokens = sparse.tokenizer("The museum opened in 1911 and holds paintings of", return_tensors="pt").input_ids
+        with torch.no_grad(), record_open(sparse.hf) as record:
+            logits = sparse.hf(tokens).logits
+        assert 0.01 < float(record.open_share.mean()) < 0.6  # a short prompt: more is open than in long text
+        # Same behaviour as the dense model, so not the dense weights with gates alone, nor noise.
+        dense = smollm2.hf(tokens).logits.log_softmax(-1)
+        kl = (dense.exp() * (dense - logits.log_softmax(-1))).sum(-1).mean()
+        assert 0 < float(kl) < 0.5
+        assert sparse.fingerprint != smollm2.fingerprint

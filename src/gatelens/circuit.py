@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -195,13 +196,15 @@ def _validate(
     settings: CircuitSettings,
     journal: Journal,
 ) -> Validity:
-    correlation, sampled = None, 0
+    correlation: float | None = None
+    sampled = 0
     if settings.method != "patching" and settings.sample:
         # Exact patching is dear: few prompts, and the same ones on both sides.
         few = take(tasks[0], 8)
         ours = score(model, few, settings, journal.part("ours"))
         exact = journal.part("exact")
-        correlation, sampled = agreement(model, few, ours, settings.sample, memory_gb=settings.memory_gb, journal=exact)
+        found, sampled = agreement(model, few, ours, settings.sample, memory_gb=settings.memory_gb, journal=exact)
+        correlation = None if math.isnan(found) else found  # scores that are all equal have no ranks
     point = curve.point_at(settings.threshold)
     point = len(curve.asked) - 1 if point is None else point
     k = curve.asked[point]

@@ -257,6 +257,39 @@ def circuit(
     console.print(f"written to {folder}", soft_wrap=True)
 
 
+@command("effect")
+def effect(
+    model: ModelName,
+    task: TaskName,
+    graph: Annotated[
+        Path, typer.Argument(help="a circuit as EAP-IG and the MIB track write it (JSON)", metavar="GRAPH")
+    ],
+    n: Annotated[int, typer.Option(help="prompts")] = 64,
+    seed: Annotated[int, typer.Option(help="task seed")] = 0,
+    memory_gb: Annotated[float, typer.Option(help="memory for runs, in GB")] = 2.0,
+    option: TaskOption = None,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    device_map: DeviceMap = None,
+    check: Check = True,
+    allow_pickle: Pickle = False,
+) -> None:
+    """Evaluate an edge circuit from elsewhere: how much of the task does it explain?"""
+    from gatelens.curves import edges_effect
+    from gatelens.exchange import read_graph
+    from gatelens.graph import Graph
+    from gatelens.tasks import task as make_task
+
+    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    shape = Graph.of(loaded.anatomy)
+    _, kept = read_graph(graph, shape)
+    made = make_task(task, loaded, n=n, seed=seed, **_options(option, skip_bad))
+    inside, rest = edges_effect(loaded, made, kept, memory_gb=memory_gb)  # type: ignore[arg-type]
+    counted = int(shape.on_a_path(kept[None]).sum())
+    print(f"{counted:,} of {shape.n_edges:,} edges on a path explain {inside:.3f}; all others explain {rest:.3f}")
+
+
 @command("gate", settings="gatelens.gate:GateSettings")
 def gate(
     model: ModelName,

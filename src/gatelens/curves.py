@@ -13,8 +13,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from gatelens.circuits import SOURCES, Circuits, Source, circuits
+from gatelens.circuits import SOURCES, Circuits, EdgeCircuits, Source, circuits
 from gatelens.errors import GatelensError
+from gatelens.graph import Graph
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.scores import Ranking, Scores
@@ -139,6 +140,25 @@ def explained_effect(
         coarse = grid(ours.level, total, max(2, settings.random_points))
         curve = replace(curve, random=_curve(ours.shuffled(task.seed), coarse, journal, "random", settings))
     return curve
+
+
+def edges_effect(
+    model: Model, task: CircuitTask, kept: Tensor, source: Source = "corrupt", *, memory_gb: float = 2.0
+) -> tuple[float, float]:
+    """Explained effect of a given set of edges, bool (source, destination), and of all other edges.
+
+    For circuits from elsewhere (:func:`gatelens.exchange.read_graph`). Cost: four edge circuits.
+    """
+    graph = Graph.of(model.anatomy)
+    order = graph.edges.flatten().nonzero()[:, 0]
+    chosen = (kept & graph.edges).flatten()[order]
+    ours = EdgeCircuits(model, task, torch.cat([order[chosen], order[~chosen]]), source, memory_gb)
+    metrics = torch.empty(4, len(task))
+    for i, bucket in enumerate(ours.batches):
+        inside = ours.metric(i, [0, int(chosen.sum()), ours.total])
+        metrics[:, bucket.which] = torch.cat([inside, ours.metric(i, [int(chosen.sum())], complement=True)]).float()
+    none, circuit, everything, rest = metrics.mean(1).tolist()
+    return (circuit - none) / (everything - none), (rest - none) / (everything - none)
 
 
 def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:

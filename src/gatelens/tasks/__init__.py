@@ -155,7 +155,15 @@ def task(
     if str(name) in TASKS:
         entry = TASKS[str(name)]
         _check_options(str(name), options, entry.options())
-        made: CircuitTask | ResponseTask = entry.load()(model.tokenizer, DEFAULT_N if n is None else n, seed, **options)
+        try:
+            made: CircuitTask | ResponseTask = entry.load()(
+                model.tokenizer, DEFAULT_N if n is None else n, seed, **options
+            )
+        except (TypeError, ValueError) as error:
+            if not options:
+                raise
+            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            raise GatelensError(f"the task {name} cannot be made with {given}: {error}. See docs/tasks.md.") from error
         return made
     path = Path(name)
     if path.is_file() or path.suffix == ".jsonl":
