@@ -16,11 +16,11 @@ import gatelens
 from bench.heads import gpt2_small, plain
 from bench.timing import ratios
 from gatelens import GatelensError, Model
-from gatelens.circuits import circuits
 from gatelens.methods.attribution import attribute_edges
 from gatelens.methods.patching import patch_heads
 from gatelens.tasks.base import CircuitTask, from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
+from gatelens.top_k import circuits
 
 PROMPTS, LENGTH, STEPS = 8, 16, 5
 MEMORY_GB = 3.0

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from toys import random_task
 
 from gatelens import CurveSettings, GatelensError, Model, explained_effect, multiplier
-from gatelens.circuits import EdgeCircuits, circuits
 from gatelens.curves import Curve, edges_effect, grid, pool
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.scores import HeadScores
 from gatelens.tasks import task as make_task
+from gatelens.top_k import EdgeCircuits, circuits
 
 
 def made_up(effects: list[float], kept: list[float] | None = None, level: str = "heads") -> Curve:

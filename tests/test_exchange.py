@@ -12,10 +12,10 @@ from families import tiny
 from toys import random_task
 
 from gatelens import GatelensError
-from gatelens.circuits import circuits
 from gatelens.exchange import read_graph, write_graph
 from gatelens.graph import Graph
 from gatelens.scores import EdgeScores
+from gatelens.top_k import circuits
 
 GRAPHS = {"plain": Graph(3, 2, 2), "shared keys": Graph(2, 4, 2), "parallel": Graph(2, 2, 2, parallel=True)}
 

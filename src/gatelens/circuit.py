@@ -13,7 +13,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gatelens.batches import take
-from gatelens.circuits import Circuits, EdgeCircuits, circuits
 from gatelens.curves import Curve, CurveSettings, explained_effect, pool
 from gatelens.errors import GatelensError
 from gatelens.exchange import write_graph
@@ -28,6 +27,7 @@ from gatelens.results import RESULT, load_curve, open_folder, read_json, save_cu
 from gatelens.scores import AttentionScores, Scores
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
+from gatelens.top_k import Circuits, EdgeCircuits, circuits
 from gatelens.validity import Validity, agreement, complement_effect, overlap
 
 Level = Literal["heads", "edges", "attention"]

@@ -13,13 +13,13 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from gatelens.circuits import SOURCES, Circuits, EdgeCircuits, Source, circuits
 from gatelens.errors import GatelensError
 from gatelens.graph import Graph
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.scores import Ranking, Scores
 from gatelens.tasks.base import CircuitTask
+from gatelens.top_k import SOURCES, Circuits, EdgeCircuits, Source, circuits
 
 _RESAMPLES = 1000
 

@@ -15,13 +15,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from gatelens.circuits import circuits
 from gatelens.curves import Curve, CurveSettings
 from gatelens.journal import Journal
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
 from gatelens.scores import AttentionScores, EdgeScores, HeadScores, Ranking, Scores, rank
 from gatelens.tasks.base import CircuitTask
+from gatelens.top_k import circuits
 
 
 @dataclass(frozen=True)

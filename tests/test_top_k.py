@@ -9,13 +9,13 @@ from toys import random_task
 
 from gatelens import GatelensError
 from gatelens.anatomy import Head
-from gatelens.circuits import circuits
 from gatelens.gates.attention import capture_attention, run_attention
 from gatelens.gates.edges import capture_components, run_edges, with_sources
 from gatelens.gates.heads import capture, run_heads
 from gatelens.graph import Graph
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.scores import AttentionScores, EdgeScores, HeadScores, rank
+from gatelens.top_k import circuits
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 MODEL = tiny("llama")
