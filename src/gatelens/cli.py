@@ -20,17 +20,49 @@ if TYPE_CHECKING:
 
 ModelName = Annotated[str, typer.Argument(help="a built-in name, a folder, a .gguf file or a hub id", metavar="MODEL")]
 TaskName = Annotated[str, typer.Argument(help="a task (`gatelens tasks` lists them) or a .jsonl file", metavar="TASK")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda where there is one")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
-DeviceMap = Annotated[str | None, typer.Option(help="spread a large model over devices: auto (needs accelerate)")]
-Pickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="also read pickled weights, which can run their author's code")
-]
-Check = Annotated[bool, typer.Option(help="compare gated runs with plain ones when loading")]
 TaskOption = Annotated[
     list[str] | None, typer.Option("--option", help="an option of the task, as KEY=VALUE; repeatable")
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out bad lines of a .jsonl file instead of stopping")]
+
+
+def _field(default: Any, help_: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_})
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """How to load a model. Its fields are options of every subcommand that takes one."""
+
+    device: str | None = _field(None, "cpu, cuda, mps; default: cuda where there is one")
+    dtype: str = _field("float32", "float32, bfloat16 or float16")
+    device_map: str | None = _field(None, "spread a large model over devices: auto (needs accelerate)")
+    check: bool = _field(True, "compare gated runs with plain ones when loading")
+    allow_pickle: bool = _field(False, "also read pickled weights, which can run their author's code")
+
+    def __call__(self, name: str) -> Model:
+        import torch
+
+        from gatelens.loading import load
+
+        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        if self.dtype not in dtypes:
+            raise GatelensError(f"no dtype '{self.dtype}': dtypes are {', '.join(dtypes)}.")
+        if self.device is not None:
+            try:
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+                raise GatelensError(
+                    f"no device '{self.device}' here: give cpu, or cuda or mps where there is one."
+                ) from error
+        return load(
+            name,
+            device=self.device,
+            dtype=dtypes[self.dtype],
+            device_map=self.device_map,
+            check=self.check,
+            allow_pickle=self.allow_pickle,
+        )
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
@@ -58,8 +90,7 @@ def make_app(asked: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     for name, (function, settings) in _COMMANDS.items():
-        wanted = settings is not None and asked in (None, name)
-        app.command(name)(_with_options(function, settings) if wanted and settings else _without_settings(function))
+        app.command(name)(_expand(function, settings if asked in (None, name) else None))
     return app
 
 
@@ -75,61 +106,44 @@ def main() -> None:
         sys.exit(130)
 
 
-def _with_options(function: Callable[..., None], settings: str) -> Callable[..., None]:
-    module, name = settings.split(":")
-    cls = getattr(import_module(module), name)
-    hints = get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    options = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[_option_type(hints[field.name]), typer.Option(help=field.metadata.get("help"))],
-        )
-        for field in fields
-    ]
+def _expand(function: Callable[..., None], settings: str | None) -> Callable[..., None]:
+    """The function with an option for each field of its settings (where they are named) and of its loader."""
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    made: dict[str, Any] = {p.name: Loader for p in own if p.name == "load"}
+    if settings is not None:
+        module, name = settings.split(":")
+        made["settings"] = getattr(import_module(module), name)
 
     def run(**given: Any) -> None:
-        chosen = {field.name: given.pop(field.name) for field in fields}
-        function(**given, settings=cls(**chosen))
+        for name, cls in made.items():
+            given[name] = cls(**{field.name: given.pop(field.name) for field in dataclasses.fields(cls)})
+        function(**given)
 
-    return _signed(run, function, options)
-
-
-def _option_type(hint: Any) -> Any:
-    """A tuple of any length is an option that can be repeated."""
-    return list[get_args(hint)[0]] if get_origin(hint) is tuple and Ellipsis in get_args(hint) else hint  # type: ignore[misc]
-
-
-def _without_settings(function: Callable[..., None]) -> Callable[..., None]:
-    return _signed(lambda **given: function(**given), function, [])
-
-
-def _signed(run: Callable[..., None], function: Callable[..., None], options: list[inspect.Parameter]) -> Any:
-    """``run`` under the name of ``function``, with its parameters (less the settings) and the options."""
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "settings"] + options
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
+    for cls in reversed(made.values()):
+        parameters += _parameters(cls)
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
-def _load(name: str, device: str | None, dtype: str, device_map: str | None, check: bool, allow_pickle: bool) -> Model:
-    import torch
+def _parameters(cls: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(cls)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[_option_type(hints[field.name]), typer.Option(help=field.metadata.get("help"))],
+        )
+        for field in dataclasses.fields(cls)
+    ]
 
-    from gatelens.loading import load
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in dtypes:
-        raise GatelensError(f"no dtype '{dtype}': dtypes are {', '.join(dtypes)}.")
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-            raise GatelensError(f"no device '{device}' here: give cpu, or cuda or mps where there is one.") from error
-    return load(name, device=device, dtype=dtypes[dtype], device_map=device_map, check=check, allow_pickle=allow_pickle)
+def _option_type(hint: Any) -> Any:
+    """A tuple of any length is an option that can be repeated."""
+    return list[get_args(hint)[0]] if get_origin(hint) is tuple and Ellipsis in get_args(hint) else hint  # type: ignore[misc]
 
 
 def _options(given: list[str] | None, skip_bad: bool) -> dict[str, Any]:
@@ -176,11 +190,8 @@ def models() -> None:
 def inspect_model(
     model: ModelName,
     length: Annotated[int, typer.Option(help="count attention edges of a prompt of this many tokens")] = 128,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    device_map: DeviceMap = None,
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Print a model's layers, heads, KV heads, parameters and numbers of edges."""
     from rich.console import Console
@@ -189,7 +200,7 @@ def inspect_model(
 
     if length < 1:
         raise GatelensError(f"a prompt has at least one token, not {length}.")
-    Console().print(anatomy_table(_load(model, device, dtype, device_map, check, allow_pickle), length))
+    Console().print(anatomy_table(load(model), length))
 
 
 @command("tasks")
@@ -200,11 +211,8 @@ def tasks(
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    device_map: DeviceMap = None,
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """List the tasks; with a TASK and --model, show how the model does on it."""
     from rich.console import Console
@@ -218,7 +226,7 @@ def tasks(
         return
     if task is None or model is None:
         raise GatelensError("trying a task takes a TASK and a --model: e.g. `gatelens tasks ioi --model smollm2`.")
-    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    loaded = load(model)
     made = make_task(task, loaded, n=n, seed=seed, **_options(option, skip_bad))
     console.print(render(preview(loaded, made)))
 
@@ -231,11 +239,8 @@ def circuit(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    device_map: DeviceMap = None,
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Find the heads or edges that do a task: score them, keep the top k, and say how much they explain."""
     from rich.console import Console
@@ -244,7 +249,7 @@ def circuit(
     from gatelens.show import Bars, circuit_table
 
     console = Console()
-    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    loaded = load(model)
     folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-{settings.level}-{settings.method}".replace(
         "/", "-"
     )
@@ -269,11 +274,8 @@ def effect(
     memory_gb: Annotated[float, typer.Option(help="memory for runs, in GB")] = 2.0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    device_map: DeviceMap = None,
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Evaluate an edge circuit from elsewhere: how much of the task does it explain?"""
     from gatelens.curves import edges_effect
@@ -281,7 +283,7 @@ def effect(
     from gatelens.graph import Graph
     from gatelens.tasks import task as make_task
 
-    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    loaded = load(model)
     shape = Graph.of(loaded.anatomy)
     _, kept = read_graph(graph, shape)
     made = make_task(task, loaded, n=n, seed=seed, **_options(option, skip_bad))
@@ -298,11 +300,8 @@ def gate(
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-gate")] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    device_map: DeviceMap = None,
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Learn which heads help, hinder or do not matter in a task, and prove it by ablation."""
     from rich.console import Console
@@ -311,7 +310,7 @@ def gate(
     from gatelens.show import Bars, roles_table
 
     console = Console()
-    loaded = _load(model, device, dtype, device_map, check, allow_pickle)
+    loaded = load(model)
     folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-gate".replace("/", "-")
     with Bars(console) as bars:
         options = _options(option, skip_bad)
@@ -329,10 +328,8 @@ def sparsify(
     held_out: Annotated[list[str] | None, typer.Option(help="text to judge on, never trained on; repeatable")] = None,
     start: Annotated[Path | None, typer.Option(help="begin with the weights and biases of this earlier run")] = None,
     track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
@@ -341,7 +338,9 @@ def sparsify(
 
     if track not in (None, "tensorboard", "wandb"):
         raise GatelensError(f"no tracker '{track}': trackers are tensorboard and wandb.")
-    dense = _load(model, device, dtype, None, check, allow_pickle)
+    if load.device_map is not None:
+        raise GatelensError("sparsify spreads a model by `accelerate launch`, not by --device-map.")
+    dense = load(model)
     run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
     Console().print(f"written to {out}: `gatelens evaluate {out} --text ...` judges it", soft_wrap=True)
 
@@ -353,10 +352,8 @@ def evaluate(
     dense: Annotated[str | None, typer.Option(help="the dense model to compare with; default: without gates")] = None,
     length: Annotated[int, typer.Option(help="tokens in a sequence")] = 256,
     most: Annotated[int, typer.Option(help="sequences read of each text (0: all)")] = 64,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    check: Check = True,
-    allow_pickle: Pickle = False,
+    *,
+    load: Loader,
 ) -> None:
     """Print loss and open edges of a sparse model on text, beside the dense one's, per layer and head."""
     from rich.console import Console
@@ -364,8 +361,8 @@ def evaluate(
     from gatelens.methods.sparsify import evaluate as judge
     from gatelens.show import judgement_tables
 
-    ours = _load(model, device, dtype, None, check, allow_pickle)
-    theirs = None if dense is None else _load(dense, device, dtype, None, check, allow_pickle)
+    ours = load(model)
+    theirs = None if dense is None else load(dense)
     console = Console()
     for table in judgement_tables(judge(ours, text, theirs, length=length, most=most or None)):
         console.print(table)
