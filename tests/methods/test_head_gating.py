@@ -162,6 +162,18 @@ def test_a_half_precision_model_is_fitted_in_float32() -> None:
     assert roles.minus.isfinite().all()
 
 
+def test_autocast_rounds_products_and_changes_little() -> None:
+    model, task = tiny("llama"), any_task()
+    exact, mixed = (
+        fit_head_gates(model, task, HeadGatingSettings(seeds=2, updates=5, batch=4, autocast=autocast))
+        for autocast in (False, True)
+    )
+    assert mixed.losses.dtype == torch.float32
+    assert not torch.equal(mixed.losses[0, 0], exact.losses[0, 0])  # it was in force
+    # The first fit moves slowly enough for rounding to stay rounding.
+    torch.testing.assert_close(mixed.losses[0], exact.losses[0], rtol=0.02, atol=0.0)
+
+
 def test_an_example_longer_than_the_context_is_named() -> None:
     model = copying_model()
     task = ResponseTask(

@@ -101,7 +101,11 @@ def in_order(batches: Sequence[ResponseBatch], number: int, seed: int) -> Respon
     return batches[int(torch.randperm(len(batches), generator=generator)[place])]
 
 
-def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor) -> Tensor:
-    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,)."""
-    sums = response_log_probs(model, batch, gates, memory_gb=None)
+def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:
+    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,).
+
+    autocast: run the model's matrix products in bfloat16; log-probabilities are float32 all the same.
+    """
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
+        sums = response_log_probs(model, batch, gates, memory_gb=None)
     return -(sums / token_counts(batch).to(sums)).mean(1)

@@ -40,6 +40,9 @@ class HeadGatingSettings:
     first_rate: tuple[float, float] = field(default=(0.1, 0.01), metadata={"help": "learning rate of G, start and end"})
     second_rate: tuple[float, float] = field(default=(0.5, 0.1), metadata={"help": "of G+ and G-, start and end"})
     seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
+    autocast: bool = field(
+        default=False, metadata={"help": "matrix products in bfloat16 (autocast): about twice as fast on CUDA"}
+    )
     memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
 
     def __post_init__(self) -> None:
@@ -109,7 +112,7 @@ def fit_head_gates(
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
 
     def loss(number: int, gates: Tensor) -> Tensor:
-        return mean_nll(model, in_order(batches, number, settings.seed), gates)
+        return mean_nll(model, in_order(batches, number, settings.seed), gates, settings.autocast)
 
     def at_once(number: int) -> int:
         batch = in_order(batches, number, settings.seed)

@@ -90,6 +90,8 @@ def sparsify(
         student = Student(model, settings, share=not spread)
         if start is not None:
             student.load_state(_last_weights(Path(start)))
+        if settings.most_open < 1:
+            student.lower_biases(rows.batch(range(4)).to(model.device), settings.most_open)
         dense = accelerator.prepare_model(model.hf, evaluation_mode=True) if spread else model.hf.to(accelerator.device)
         training = Training(student, dense, rows, settings, accelerator)
         _train(training, held, folder, show and main)
@@ -204,7 +206,7 @@ def _claim(folder: Path, model: Model, settings: SparsifySettings, read: Tensor)
 
 def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
     if importlib.util.find_spec("accelerate") is None:
-        raise GatelensError("training needs accelerate: run `pip install 'gatelens[train]'`.")
+        raise GatelensError("training needs accelerate: run `pip install 'gatelens[sparsify]'`.")
     from accelerate import Accelerator
 
     if track is not None and importlib.util.find_spec(track) is None:

@@ -47,6 +47,10 @@ class SparsifySettings:
     bias: float = field(default=3.0, metadata={"help": "Gate bias of every head at the start; positive is open."})
     learn_bias: bool = field(default=True, metadata={"help": "Learn one bias for each head."})
     bias_learning_rate: float = field(default=0.03, metadata={"help": "Of the learned biases, for Adam."})
+    most_open: float = field(
+        default=1.0,
+        metadata={"help": "Before the first step, lower learned biases until no head has more of its edges open."},
+    )
     bias_end: float | None = field(
         default=None, metadata={"help": "Where a bias that is not learned arrives, in a straight line."}
     )
@@ -91,6 +95,8 @@ class SparsifySettings:
             self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("cooldown", "self_share"):
             self._require(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
+        self._require("most_open", 0 < self.most_open <= 1, "a share above 0, up to 1")
+        self._require("most_open", self.most_open == 1 or self.learn_bias, "1 where the bias is not learned")
         self._require("multiplier_smoothing", 0 <= self.multiplier_smoothing < 1, "a share from 0 to below 1")
         between = self.multiplier_low <= self.multiplier <= self.multiplier_high
         self._require("multiplier", between, "between multiplier_low and multiplier_high")

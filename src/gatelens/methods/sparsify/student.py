@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from gatelens.anatomy import family_of
 from gatelens.errors import GatelensError
-from gatelens.gates.sparse import is_sparse, make_sparse
+from gatelens.gates.sparse import is_sparse, make_sparse, record_open
 from gatelens.methods.sparsify.settings import SparsifySettings
 from gatelens.model import Model
 
+STEP = 0.5  # by which a bias is lowered at a time
 SCALE = 2  # of what an adapter adds: peft's alpha over rank
 
 
@@ -59,6 +60,23 @@ class Student:
         """Give heads biases that are not learned."""
         make_sparse(self.hf, bias)
 
+    @torch.no_grad()
+    def lower_biases(self, tokens: Tensor, most_open: float) -> None:
+        """Lower the bias of every head until at most this share of its edges is open on (row, token).
+
+        A gate far above 0 passes hardly any gradient on: a head whose gates are all wide open would stay so whatever
+        that costs. Brought within reach, it opens again if it has to. Cost: a forward for each half of a logit.
+        """
+        self.eval()
+        while True:
+            with record_open(self.hf) as record:
+                self.hf(input_ids=tokens, use_cache=False)
+            opened = (record.open_share * record.pairs).sum(1) / record.pairs.sum(1)  # (layer, head)
+            if not (opened > most_open).any():
+                return
+            for bias, share in zip(self.biases(), opened, strict=True):
+                bias -= STEP * (share > most_open)
+
     def train(self) -> None:
         """Draw gates from now on. Dropout stays off: the noise of the gates takes its place."""
         self.trained.train()
@@ -73,7 +91,7 @@ class Student:
 
 def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
     if importlib.util.find_spec("peft") is None:
-        raise GatelensError("LoRA needs peft: run `pip install 'gatelens[train]'`, or choose weights='full'.")
+        raise GatelensError("LoRA needs peft: run `pip install 'gatelens[sparsify]'`, or choose weights='full'.")
     from peft import LoraConfig, get_peft_model
 
     family = family_of(hf.config)
