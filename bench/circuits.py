@@ -14,6 +14,7 @@ import torch
 
 import gatelens
 from bench.heads import gpt2_small, plain
+from bench.rows import Row, quick, say, words
 from bench.timing import ratios
 from gatelens import GatelensError, Model
 from gatelens.methods.attribution import attribute_edges
@@ -29,6 +30,9 @@ MEMORY_GB = 3.0
 def main() -> None:
     torch.set_num_threads(1)
     print(f"{PROMPTS} prompts of {LENGTH} tokens, one thread")
+    if quick():
+        report(gpt2_small(), repeats=1, heads=12, n_circuits=4)
+        return
     report(gpt2_small(), repeats=5, heads=144, n_circuits=30)
     try:
         # One forward takes about a second here: a sample of the heads, and some circuits of the curve.
@@ -37,7 +41,7 @@ def main() -> None:
         print(f"smollm2 left out: {error}")
         return
     peak = subprocess.run([sys.executable, "-m", "bench.circuits", "peak"], capture_output=True, text=True, check=True)
-    print(f"  {'EAP, peak memory of the whole process, in GB':58} {float(peak.stdout):5.2f}   (below {MEMORY_GB})")
+    say(Row("smollm2: EAP, peak memory of the whole process", float(peak.stdout), "GB", most=MEMORY_GB))
 
 
 def report(model: Model, *, repeats: int, heads: int, n_circuits: int) -> None:
@@ -45,11 +49,10 @@ def report(model: Model, *, repeats: int, heads: int, n_circuits: int) -> None:
     scores = attribute_edges(model, task)
     ours = circuits(model, task, scores)
     ks = [round(ours.total ** (i / (n_circuits - 1))) for i in range(n_circuits)]
-    print(f"\n{model.name}: {model.n_layers} layers x {model.n_heads} heads, {ours.total:,} edges")
-
+    name = f"{model.name}, {ours.total:,} edges"
     forward = plain(model, task.buckets[0].clean)
     both = ratios(forward, {"FB": forward_backward(model, task)}, repeats=repeats)["FB"]
-    print(f"  FB is {both:.2f} F")
+    say(Row(f"{name}: FB", both, "F"))
     jobs: dict[str, Callable[[], object]] = {
         "EAP": lambda: attribute_edges(model, task),
         "EAP-IG": lambda: attribute_edges(model, task, STEPS),
@@ -61,14 +64,14 @@ def report(model: Model, *, repeats: int, heads: int, n_circuits: int) -> None:
         "curve": lambda: [ours.metric(0, ks[i : i + 8]) for i in range(0, n_circuits, 8)],
     }
     cost |= ratios(forward, rows, repeats=1)
-    for what, value, most in (
-        (f"{heads} heads by exact patching, per head, over F", cost["heads"] / heads, 0.6),
-        ("EAP over F + FB", cost["EAP"] / (1 + both), 1.5),
-        (f"EAP-IG, {STEPS} steps, over F + {STEPS} FB", cost["EAP-IG"] / (1 + STEPS * both), 1.5),
-        ("one exact edge circuit of a tenth of the edges, over F", cost["one"], 2.5),
-        (f"{n_circuits} edge circuits in rows, per circuit, over F", cost["curve"] / n_circuits, 2.5),
+    for what, value, unit, floor, most in (
+        (f"{heads} heads by exact patching, per head", cost["heads"] / heads, "F", 0.5, 0.6),
+        ("EAP", cost["EAP"] / (1 + both), "F + FB", 1, 1.5),
+        (f"EAP-IG, {STEPS} steps", cost["EAP-IG"] / (1 + STEPS * both), f"F + {STEPS} FB", 1, 1.5),
+        ("one exact circuit of a tenth of the edges", cost["one"], "F", 1, 2.5),
+        (f"{n_circuits} edge circuits in rows, per circuit", cost["curve"] / n_circuits, "F", 1, 2.5),
     ):
-        print(f"  {what:58} {value:5.2f}   (at most {most})")
+        say(Row(f"{name}: {what}", value, unit, floor, most))
 
 
 def random_task(model: Model) -> CircuitTask:
@@ -103,4 +106,4 @@ def peak() -> None:
 
 
 if __name__ == "__main__":
-    peak() if sys.argv[1:] == ["peak"] else main()
+    peak() if words() == ["peak"] else main()

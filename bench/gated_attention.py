@@ -15,12 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bench.rows import QUICK, Row, quick, say, words
 from bench.timing import ratios
 from gatelens.gates.gated_attention import gated_attention
 
 HEADS, DIM, BIAS = 8, 64, 3.0
-LENGTHS, REPEATS = (256, 1024, 2048), 5
-MEMORY_LENGTH = 2048
+LENGTHS, REPEATS = ((256,), 2) if quick() else ((256, 1024, 2048), 5)
+MEMORY_LENGTH = 512 if quick() else 2048
 TIME, SDPA, MEMORY = 0.5, 2.0, 1 / 8  # at most: time over plain's and sdpa's from T = 1024 on, memory over plain's
 
 
@@ -35,23 +36,24 @@ def main() -> None:
 def report_time(length: int) -> None:
     jobs = {name: job(name, length) for name in OPERATORS}
     cost = ratios(jobs.pop("sdpa"), jobs, repeats=REPEATS)
-    print(f"\nT = {length}, time in units of sdpa")
+    sdpa_most, plain_most = (SDPA, TIME) if length >= 1024 else (None, None)
     for mode in ("training", "inference"):
         plain, gated = cost[f"plain, {mode}"], cost[f"gated, {mode}"]
-        limits = f"   (at most {SDPA:.0f} and {TIME})" if length >= 1024 else ""
-        print(f"  {mode:10} plain {plain:5.2f}   gated {gated:5.2f}   gated / plain {gated / plain:5.3f}{limits}")
+        say(Row(f"T = {length}, {mode}: the plain operator", plain, "sdpa"))
+        say(Row(f"T = {length}, {mode}: gated attention", gated, "sdpa", 1, sdpa_most))
+        say(Row(f"T = {length}, {mode}: gated attention", gated / plain, "plain operator", None, plain_most))
 
 
 def report_memory() -> None:
     """Growth of the peak of a process in one forward and backward; each in a process of its own."""
-    print(f"T = {MEMORY_LENGTH}, peak extra memory in units of the plain operator's in training")
     grown = {}
     for name in OPERATORS:
-        command = [sys.executable, "-m", "bench.gated_attention", name]
+        command = [sys.executable, "-m", "bench.gated_attention", name, *([QUICK] if quick() else [])]
         grown[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     for name, growth in grown.items():
-        limit = f"   (at most {MEMORY})" if name.startswith("gated") else ""
-        print(f"  {name:18} {growth / grown['plain, training']:5.3f}{limit}")
+        most = MEMORY if name.startswith("gated") else None
+        share = growth / max(1, grown["plain, training"])
+        say(Row(f"T = {MEMORY_LENGTH}, extra memory: {name}", share, "plain, training", None, most))
 
 
 def peak_growth(name: str) -> int:
@@ -98,7 +100,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(peak_growth(sys.argv[1]))
+    if words():
+        print(peak_growth(words()[0]))
     else:
         main()

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gatelens
+from bench.rows import Row, quick, say
 from bench.timing import ratios
 from gatelens import GatelensError, Model
 from gatelens.anatomy import describe
@@ -22,7 +23,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"{PROMPTS} prompts of {LENGTH} tokens, one thread; in units of one plain Hugging Face forward")
-    report(gpt2_small(), heads=12)
+    report(gpt2_small(), heads=3 if quick() else 12)
+    if quick():
+        return
     try:
         report(gatelens.load("smollm2"), heads=3)
     except GatelensError as error:
@@ -38,16 +41,15 @@ def gpt2_small() -> Model:
 def report(model: Model, *, heads: int) -> None:
     """Print the ratios; ``heads`` of each layer are patched, a third of them at a time to stay close to the floor."""
     tokens = torch.randint(0, model.hf.config.vocab_size, (PROMPTS, LENGTH))
-    print(f"\n{model.name}: {model.n_layers} layers x {model.n_heads} heads")
-    for name, ratio in ratios(plain(model, tokens), gated(model, tokens), repeats=5).items():
-        print(f"  {name:60} {ratio:5.2f}   (at most {GATED})")
+    for name, ratio in ratios(plain(model, tokens), gated(model, tokens), repeats=2 if quick() else 5).items():
+        say(Row(f"{model.name}: {name}", ratio, "F", floor=1, most=GATED))
     costs = [
         ratios(plain(model, tokens, times=3), {"patched": patched(model, tokens, part)}, repeats=1, warm=False)
         for part in torch.arange(heads).chunk(3)
     ]
-    name = f"{heads} heads of each layer patched one at a time, per head"
+    name = f"{model.name}: {heads} heads of each layer patched, per head"
     per_head = 3 * sum(cost["patched"] for cost in costs) / (heads * model.n_layers)
-    print(f"  {name:60} {per_head:5.2f}   (at most {PATCHED})")
+    say(Row(name, per_head, "F", floor=0.5, most=PATCHED))
 
 
 def plain(model: Model, tokens: Tensor, times: int = 1) -> Callable[[], object]:

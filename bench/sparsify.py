@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 import gatelens
+from bench.rows import Row, quick, say
 from bench.timing import ratios
 from gatelens.gates.sparse import dense_attention
 from gatelens.methods.sparsify import SparsifySettings
@@ -26,10 +27,10 @@ REPEATS = 5
 
 def main() -> None:
     torch.set_num_threads(1)
-    for batch, length in ((4, 128), (2, 256)):
+    for batch, length in ((1, 32),) if quick() else ((4, 128), (2, 256)):
         training = make(batch, length)
-        cost = ratios(dense_step(training), {"gated": gated_step(training)}, repeats=REPEATS)
-        print(f"training step, {batch} x {length} tokens: {cost['gated']:.2f} x the dense step   (at most {MOST})")
+        cost = ratios(dense_step(training), {"gated": gated_step(training)}, repeats=1 if quick() else REPEATS)
+        say(Row(f"smollm2: training step, {batch} x {length} tokens", cost["gated"], "dense step", 1, MOST))
 
 
 def make(batch: int, length: int) -> Training:

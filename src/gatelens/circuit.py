@@ -15,10 +15,13 @@ from torch import Tensor
 from gatelens.batches import take
 from gatelens.curves import Curve, CurveSettings, explained_effect, pool
 from gatelens.errors import GatelensError
+from gatelens.example import save_example
 from gatelens.exchange import write_graph
 from gatelens.gates.attention import attention_numbers
 from gatelens.gates.edges import edge_numbers
 from gatelens.gates.runs import gradient_numbers
+from gatelens.gates.sparse import is_sparse
+from gatelens.graph import Graph
 from gatelens.journal import Journal, Progress
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
@@ -103,7 +106,9 @@ def find_circuit(
         return load_circuit(folder)
 
     def journal(name: str) -> Journal:
-        return Journal(None if folder is None else folder / "pieces" / name, progress)
+        # Pieces are batches, which another budget of memory would cut otherwise.
+        budget = f"{settings.memory_gb:g}-gb"
+        return Journal(None if folder is None else folder / "pieces" / budget / name, progress)
 
     journals = [journal(f"seed-{one.seed}") for one in tasks]
     # 1. A score for every gate.
@@ -182,7 +187,7 @@ def _asked(model: Model, tasks: list[CircuitTask], settings: CircuitSettings) ->
         "kind": "circuit",
         "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
         "task": {**tasks[0].spec(), "fingerprints": [task.fingerprint() for task in tasks]},
-        "settings": asdict(settings),
+        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
         "versions": versions(),
     }
 
@@ -237,10 +242,13 @@ def _save(result: CircuitResult, model: Model, task: CircuitTask, folder: Path) 
     if isinstance(ours, EdgeCircuits) and point is not None:
         kept = ours.kept([result.curve.asked[point]])[0]
         write_graph(folder / "circuit.json", result.scores[0], kept, model.anatomy.width)  # type: ignore[arg-type]
+    save_example(model, task, folder)
     write_json(
         folder / RESULT,
         {
             "model": result.model,
+            "sparse": is_sparse(model.hf),
+            "graph": asdict(Graph.of(model.anatomy)),
             "task": result.task,
             "settings": asdict(result.settings),
             "count": result.count,

@@ -161,11 +161,15 @@ def _options(given: list[str] | None, skip_bad: bool) -> dict[str, Any]:
 
 
 @command("demo")
-def demo() -> None:
-    """Run the main job on the built-in model: which heads of SmolLM2 do indirect object identification?"""
+def demo(
+    task: Annotated[list[str] | None, typer.Option(help="only this task; repeatable")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the study and its report")] = Path("runs/demo"),
+) -> None:
+    """Run the main job on the built-in models: how many heads do a task, dense against sparse SmolLM2."""
     from gatelens.demo import run_demo
 
-    run_demo()
+    if run_demo(task, out).failed:
+        raise typer.Exit(1)
 
 
 @command("models")
@@ -319,6 +323,23 @@ def gate(
     console.print(f"written to {folder}", soft_wrap=True)
 
 
+@command("report")
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders of runs, or folders that hold such folders", metavar="DIR...")
+    ],
+    out: Annotated[Path | None, typer.Option(help="the report's folder; default: report beside the first DIR")] = None,
+) -> None:
+    """Write a page with the summary, figures and interactive views of saved runs; no model is loaded."""
+    from gatelens.report.page import write_report
+
+    written = write_report(folders, out or folders[0].parent / "report")
+    for problem in written.problems:
+        print(f"gatelens: {problem}", file=sys.stderr)
+    runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"
+    print(f"{runs} and {written.figures} figures in {written.path}")
+
+
 @command("sparsify", settings="gatelens.methods.sparsify:SparsifySettings")
 def sparsify(
     model: ModelName,
@@ -366,3 +387,51 @@ def evaluate(
     console = Console()
     for table in judgement_tables(judge(ours, text, theirs, length=length, most=most or None)):
         console.print(table)
+
+
+@command("study")
+def study(
+    file: Annotated[Path, typer.Argument(help="the study: a TOML file", metavar="FILE.toml")],
+    out: Annotated[Path | None, typer.Option(help="the study's folder; default runs/FILE")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: Ray's workers")] = "local",
+    address: Annotated[str | None, typer.Option(help="an existing Ray cluster; default: a Ray of this machine")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list the cells, with time and memory")] = False,
+) -> None:
+    """Run a grid of models, tasks and settings; skip what is done, go on when a cell fails, end with the report."""
+    from rich.console import Console
+
+    from gatelens.study.cost import estimates, estimates_table
+    from gatelens.study.file import read_study
+    from gatelens.study.run import run_study
+
+    console = Console()
+    asked = read_study(file)
+    folder = out or Path("runs") / file.stem
+    if dry_run:
+        console.print(estimates_table(asked, estimates(asked, folder)))
+        return
+    summary = run_study(asked, folder, engine=engine, address=address, console=console)  # type: ignore[arg-type]
+    console.print(summary.table())
+    for sentence in (*summary.failures(), *summary.problems):
+        print(f"gatelens: {sentence}", file=sys.stderr)
+    console.print(f"written to {folder}" + (f", report {summary.report}" if summary.report else ""), soft_wrap=True)
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+@command("convert")
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="a nanoGPT-layout GPT-2 checkpoint", metavar="CHECKPOINT")],
+    out: Annotated[Path, typer.Option(help="the model folder to write")],
+    tokenizer: Annotated[str, typer.Option(help="the folder or hub id whose tokenizer the model uses")] = "gpt2",
+    bias: Annotated[
+        float | None, typer.Option(help="make it a model of gated attention with this bias, e.g. 0.0; default: dense")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="heads in a layer, where the checkpoint does not tell")] = None,
+    activation: Annotated[str, typer.Option(help="of the MLPs: gelu (nanoGPT's) or gelu_new (OpenAI's)")] = "gelu",
+) -> None:
+    """Turn a nanoGPT-layout GPT-2 checkpoint (final.pth) into a model folder that gatelens loads."""
+    from gatelens.convert import convert_checkpoint
+
+    made = convert_checkpoint(checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation)
+    print(f"written to {out}: {made}")

@@ -13,6 +13,7 @@ from typing import Any
 from gatelens.ablation import AblationCurve, ablation_curve
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
+from gatelens.gates.sparse import is_sparse
 from gatelens.journal import Journal, Progress
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
 from gatelens.model import Model
@@ -76,7 +77,7 @@ def find_roles(
         "kind": "gate",
         "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
         "task": {**whole.spec(), "fingerprint": whole.fingerprint()},
-        "settings": asdict(settings),
+        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
         "versions": versions(),
     }
     if folder is not None and open_folder(folder, asked):
@@ -94,7 +95,7 @@ def find_roles(
     ]
     result = GateResult(model.name, whole.name, settings, roles, curves, time.monotonic() - begun)
     if folder is not None:
-        _save(result, folder)
+        _save(result, model, folder)
     return result
 
 
@@ -114,7 +115,7 @@ def load_roles(folder: str | Path) -> GateResult:
         raise GatelensError(f"{folder} holds no head roles of this version ({error}): run it again.") from error
 
 
-def _save(result: GateResult, folder: Path) -> None:
+def _save(result: GateResult, model: Model, folder: Path) -> None:
     roles, curves = result.roles, result.curves
     write_tensors(
         folder / "roles.safetensors",
@@ -137,6 +138,7 @@ def _save(result: GateResult, folder: Path) -> None:
         folder / RESULT,
         {
             "model": result.model,
+            "sparse": is_sparse(model.hf),
             "task": result.task,
             "settings": asdict(result.settings),
             "summary": roles.summary(),

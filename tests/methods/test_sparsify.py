@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from families import VOCAB, prompts, tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -25,7 +26,10 @@ from gatelens.methods.sparsify.log import Log
 from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
 from gatelens.methods.sparsify.rows import Rows
 from gatelens.methods.sparsify.self_text import write_text
+from gatelens.methods.sparsify.student import Student
+from gatelens.methods.sparsify.training import Training
 from gatelens.model import Model
+from gatelens.text import sequences
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 2}
@@ -213,10 +217,49 @@ def log_of(folder: Path, name: str = "constrained") -> list[float]:
     return [row[name] for row in Log(folder, 10**9).rows]
 
 
+def test_heads_that_are_wide_open_come_within_reach(llama: Model) -> None:
+    """One head of the first layer, where scores do not depend on gates, is open: its bias falls in halves."""
+    head, limit, tokens = 2, 0.4, prompts()
+
+    def share(bias: float) -> float:
+        biases = torch.full((3, 4), -100.0)
+        biases[0, head] = bias
+        make_sparse(model.hf, biases)
+        with record_open(model.hf, edges=True) as record:
+            logits(model.hf, tokens)
+        visible = len(tokens) * sum(range(1, tokens.shape[1] + 1))
+        return record.edges[0, :, head].sum().item() / visible
+
+    model = copy.deepcopy(llama)
+    right = next(bias for bias in (20 - n / 2 for n in range(100)) if share(bias) <= limit)
+    assert share(20.0) == 1.0
+    student = Student(model, SparsifySettings(weights="full"), share=False)
+    before = gate_biases(student.hf)
+    student.lower_biases(tokens, limit)
+    after = gate_biases(student.hf)
+    assert after[0, head] == right < 20 - 1
+    after[0, head] = before[0, head]
+    assert torch.equal(after, before)
+
+
+def test_lowered_biases_and_a_run_that_continues(llama: Model, text: Path, tmp_path: Path) -> None:
+    def run(out: str, steps: int, most_open: float = 0.5) -> None:
+        settings = SparsifySettings(steps=steps, most_open=most_open, **SMALL, learning_rate=1e-2)
+        sparsify(llama, text, settings, out=tmp_path / out)
+
+    run("whole", 4)
+    run("halves", 2)
+    run("halves", 4)
+    run("open", 1, most_open=1.0)
+    for name in ("constrained", "expected_open"):
+        assert log_of(tmp_path / "halves", name) == log_of(tmp_path / "whole", name)
+    assert log_of(tmp_path / "whole", "open")[0] < 0.55 < log_of(tmp_path / "open", "open")[0]
+
+
 def test_the_constrained_loss(llama: Model, text: Path, tmp_path: Path) -> None:
     """With gates that are all open the first step measures the dense model."""
     open_ = {**SMALL, "steps": 1, "bias": 1e4, "target": 0.5}
-    rows = Rows(gatelens.text.sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 0).batch(range(2))
+    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 0).batch(range(2))
     dense = llama.hf(input_ids=rows, labels=rows).loss.item()
     for constraint, relative, right in [
         ("kl", True, 0.0),
@@ -228,6 +271,21 @@ def test_the_constrained_loss(llama: Model, text: Path, tmp_path: Path) -> None:
         assert log_of(out)[0] == pytest.approx(right, abs=2e-5)
         assert log_of(out, "cross_entropy")[0] == pytest.approx(dense, abs=2e-5)
         assert log_of(out, "open") == log_of(out, "expected_open") == [1.0]
+
+
+def test_a_row_below_the_dense_model_pays_for_no_other(llama: Model, text: Path, tmp_path: Path) -> None:
+    # One step, two rows: alone, each has its own difference from the dense model; together, the positive parts count.
+    kind: dict[str, Any] = {**SMALL, "steps": 1, "constraint": "cross-entropy", "bias": 2.0, "seed": 1}
+    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 1)
+    settings = SparsifySettings(**kind)
+    student = Student(llama, settings, share=True)
+    training = Training(student, llama.hf, rows, settings, Accelerator(cpu=True))
+    alone = [float(training._backward(0, range(row, row + 1))[3]) for row in range(2)]
+    sparsify(llama, text, SparsifySettings(**kind, each_row=True), tmp_path / "each")
+    sparsify(llama, text, settings, tmp_path / "mean")
+    assert min(alone) < 0 < max(alone)
+    assert log_of(tmp_path / "each") == pytest.approx([max(alone) / 2], rel=1e-4)
+    assert log_of(tmp_path / "mean") == pytest.approx([sum(alone) / 2], rel=1e-4)
 
 
 def test_accumulated_batches_are_one_batch(llama: Model, text: Path, tmp_path: Path) -> None:
@@ -296,6 +354,8 @@ def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path
         ({"multiplier": 0.01}, "between multiplier_low and multiplier_high"),
         ({"bias_end": 0.0}, "unset where the bias is learned"),
         ({"cooldown": 1.5}, "a share from 0 to 1"),
+        ({"most_open": 0.0}, "a share above 0, up to 1"),
+        ({"most_open": 0.5, "learn_bias": False}, "most_open should be 1 where the bias is not learned"),
     ],
 )
 def test_settings_are_checked(changes: Any, says: str) -> None:
@@ -324,7 +384,7 @@ def test_evaluate_counts_edges(llama: Model, text: Path) -> None:
     sparse = copy.deepcopy(llama)
     make_sparse(sparse.hf, torch.linspace(-2, 2, 12).view(3, 4))
     found = evaluate(sparse, text, length=8, most=5, skip=1, batch=2)["words"]
-    tokens = gatelens.text.sequences(llama.tokenizer, text, 8)[1:6]
+    tokens = sequences(llama.tokenizer, text, 8)[1:6]
     with record_open(sparse.hf, edges=True) as record:
         ours = logits(sparse.hf, tokens)
     right = record.edges.sum((1, 3, 4)) / (5 * 36)

@@ -9,13 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from families import prompts
 
+import gatelens
+from gatelens.errors import GatelensError
+from gatelens.methods.sparsify.spread import is_spread
+
 RUN = str(Path(__file__).parent / "sparsify_run.py")
 NAMES = ("constrained", "cross_entropy", "expected_open", "open", "multiplier")
-LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")  # what accelerate launch starts
+# With --cpu accelerate starts one process, whatever --num_processes says, unless it is given hosts for mpirun. Its
+# launcher of several is the one for GPUs, which the environment below keeps on the CPU.
+LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 STEPS = 8
 
 
@@ -34,10 +41,10 @@ def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[li
 
 
 def start(
-    text: Path, out: Path, batch: int, wait: float = 0.0, launch: tuple[str, ...] = ()
+    text: Path, out: Path, batch: int, wait: float = 0.0, launch: tuple[str, ...] = (), kind: str = ""
 ) -> subprocess.Popen[bytes]:
     """The run in a process group of its own, so that nothing else can be killed with it."""
-    command = [sys.executable, *launch, RUN, str(text), str(out), str(STEPS), str(batch), str(wait)]
+    command = [sys.executable, *launch, RUN, str(text), str(out), str(STEPS), str(batch), str(wait), kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
@@ -71,7 +78,26 @@ def test_a_killed_run_continues_with_the_same_losses(
 
 def test_two_processes_are_one_with_twice_the_batch(text: Path, tmp_path: Path, undisturbed: list[list[float]]) -> None:
     assert start(text, tmp_path, batch=2, launch=LAUNCH).wait(timeout=200) == 0
-    found = losses(tmp_path)
+    same(losses(tmp_path), undisturbed)
+
+
+def test_weights_cut_over_processes(text: Path, tmp_path: Path, undisturbed: list[list[float]]) -> None:
+    """FSDP: stopped after five steps and continued, and its result opens."""
+    assert start(text, tmp_path, batch=2, launch=LAUNCH, kind="fsdp").wait(timeout=200) == 0
+    same(losses(tmp_path), undisturbed)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints" / "step-000008").iterdir())
+    assert kept == ["optimizer.pt", "state.json", "weights.safetensors"]
+    assert all(weight.isfinite().all() for weight in gatelens.load(tmp_path).hf.state_dict().values())
+
+
+def test_the_first_fsdp_is_refused() -> None:
+    with pytest.raises(GatelensError, match="fsdp_version 2"):
+        is_spread(SimpleNamespace(distributed_type="FSDP", is_fsdp2=False))
+    assert is_spread(SimpleNamespace(distributed_type="FSDP", is_fsdp2=True))
+    assert not is_spread(SimpleNamespace(distributed_type="MULTI_CPU"))
+
+
+def same(found: list[list[float]], right: list[list[float]]) -> None:
     assert len(found) == STEPS
-    for row, right in zip(found, undisturbed, strict=True):
-        assert row == pytest.approx(right, rel=2e-4, abs=2e-6)
+    for row, right_row in zip(found, right, strict=True):
+        assert row == pytest.approx(right_row, rel=2e-4, abs=2e-6)

@@ -58,6 +58,26 @@ def capture_attention(model: Model, tokens: Tensor) -> AttentionRun:
 
 
 @torch.no_grad()
+def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """All attention weights of a plain run and where edges are: (prompt, layer, head, query, key), on the CPU.
+
+    The weights are those of the softmax over all visible keys; in a sparse model also where the gate is closed.
+    Cost: 1 forward.
+    """
+    weights: list[Tensor] = []
+    edges: list[Tensor] = []
+
+    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
+        edges.append(there.expand_as(p).cpu())
+        return p @ v
+
+    with Hooks() as hooks:
+        _intercept(model, hooks, [keep] * model.n_layers, before_gates=lambda p: weights.append(p.cpu()))
+        forward(model, tokens, None, hooks, "last")
+    return torch.stack(weights, 1), torch.stack(edges, 1)
+
+
+@torch.no_grad()
 def run_attention(
     model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None = None, *, memory_gb: float = 2.0
 ) -> Tensor:
@@ -102,15 +122,17 @@ def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun 
         return forward(model, tokens, None, hooks, "last", rows).unflatten(0, (rows, -1))
 
 
-def _intercept(model: Model, hooks: Hooks, attends: Sequence[Attend]) -> None:
-    """Let each layer's attention end in its ``attend`` instead of p @ v."""
+def _intercept(
+    model: Model, hooks: Hooks, attends: Sequence[Attend], before_gates: Callable[[Tensor], None] | None = None
+) -> None:
+    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` is shown the softmax."""
     config = model.hf.config
     own, sparse = config._attn_implementation, is_sparse(model.hf)
     config._attn_implementation = _NAME
     hooks.callback(setattr, config, "_attn_implementation", own)
     for block, attend in zip(model.anatomy.blocks, attends, strict=True):
         bias = bias_of(block.attention) if sparse else None
-        block.attention.edge_gates = _EdgeGates(attend, bias)  # type: ignore[assignment]
+        block.attention.edge_gates = _EdgeGates(attend, bias, before_gates)  # type: ignore[assignment]
         hooks.callback(delattr, block.attention, "edge_gates")
 
 
@@ -120,6 +142,7 @@ class _EdgeGates:
 
     attend: Attend
     bias: Tensor | None  # (head,) of a sparse model
+    before_gates: Callable[[Tensor], None] | None = None
 
 
 def _attention(
@@ -141,6 +164,8 @@ def _attention(
     gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
     edges = (attention_mask == 0).expand_as(scores)
     p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
+    if gates.before_gates is not None:
+        gates.before_gates(p)
     if gates.bias is not None:
         edges = edges & (scores + gates.bias[:, None, None] > 0)
         p = p * edges

@@ -13,6 +13,7 @@ The folder of a run, all of it written by the main process:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -38,6 +39,7 @@ from gatelens.methods.sparsify.result import write_card, write_result
 from gatelens.methods.sparsify.rows import Rows
 from gatelens.methods.sparsify.self_text import write_text
 from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.methods.sparsify.spread import is_spread, whole
 from gatelens.methods.sparsify.student import Student
 from gatelens.methods.sparsify.training import WEIGHTS, Training
 from gatelens.model import Model
@@ -86,20 +88,19 @@ def sparsify(
 
         # 2. Steps, from the last checkpoint on
         rows = Rows(read, own, settings.self_share, settings.seed)
-        spread = str(accelerator.distributed_type).endswith("FSDP")
+        spread = is_spread(accelerator)
         student = Student(model, settings, share=not spread)
         if start is not None:
             student.load_state(_last_weights(Path(start)))
         if settings.most_open < 1:
             student.lower_biases(rows.batch(range(4)).to(model.device), settings.most_open)
-        dense = accelerator.prepare_model(model.hf, evaluation_mode=True) if spread else model.hf.to(accelerator.device)
+        dense = copy.deepcopy(model.hf) if spread else model.hf.to(accelerator.device)  # FSDP cuts it up in place
         training = Training(student, dense, rows, settings, accelerator)
         _train(training, held, folder, show and main)
 
         # 3. The result
-        state = {k: v.cpu() for k, v in accelerator.get_state_dict(training.module).items()}
         done = Student(model, settings, share=False)
-        done.load_state(state)
+        done.load_state({name: whole(weight) for name, weight in student.state().items()})
         if not settings.learn_bias:
             done.set_bias(gate_biases(student.hf))
         for tracker in accelerator.trackers:

@@ -27,6 +27,10 @@ class SparsifySettings:
         default=True,
         metadata={"help": "Add the dense model's own loss to the target (for KL that is 0)."},
     )
+    each_row: bool = field(
+        default=False,
+        metadata={"help": "Count a row whose cross-entropy is below the dense model's as equal: it pays for no other."},
+    )
     distill: float = field(
         default=0.0, metadata={"help": "Weight of an extra KL from the dense model, beside cross-entropy."}
     )
@@ -95,6 +99,7 @@ class SparsifySettings:
             self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("cooldown", "self_share"):
             self._require(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
+        self._require("each_row", not self.each_row or self.relative, "unset where the target is not relative")
         self._require("most_open", 0 < self.most_open <= 1, "a share above 0, up to 1")
         self._require("most_open", self.most_open == 1 or self.learn_bias, "1 where the bias is not learned")
         self._require("multiplier_smoothing", 0 <= self.multiplier_smoothing < 1, "a share from 0 to below 1")

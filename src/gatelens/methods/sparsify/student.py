@@ -13,6 +13,7 @@ from gatelens.anatomy import family_of
 from gatelens.errors import GatelensError
 from gatelens.gates.sparse import is_sparse, make_sparse, record_open
 from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.methods.sparsify.spread import cut
 from gatelens.model import Model
 
 STEP = 0.5  # by which a bias is lowered at a time
@@ -54,7 +55,7 @@ class Student:
         for name, parameter in self.state().items():
             if name not in state or state[name].shape != parameter.shape:
                 raise GatelensError(f"the weights to start from lack {name} in the shape that is trained here.")
-            parameter.copy_(state[name])
+            parameter.copy_(cut(state[name], parameter))
 
     def set_bias(self, bias: float | Tensor) -> None:
         """Give heads biases that are not learned."""
@@ -75,7 +76,7 @@ class Student:
             if not (opened > most_open).any():
                 return
             for bias, share in zip(self.biases(), opened, strict=True):
-                bias -= STEP * (share > most_open)
+                bias.sub_(STEP * (share > most_open))
 
     def train(self) -> None:
         """Draw gates from now on. Dropout stays off: the noise of the gates takes its place."""

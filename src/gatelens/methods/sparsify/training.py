@@ -24,6 +24,7 @@ from gatelens.methods.sparsify.geco import Multiplier
 from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
 from gatelens.methods.sparsify.rows import Rows
 from gatelens.methods.sparsify.settings import SparsifySettings
+from gatelens.methods.sparsify.spread import cut_state, is_spread, whole, whole_state
 from gatelens.methods.sparsify.student import Student
 
 FAR = 3.0  # nats above its target, and above where it began: no constraint brings a model back from there
@@ -35,7 +36,7 @@ class Training:
     """A student, the dense model it should agree with, the optimizer and the multiplier."""
 
     def __init__(self, student: Student, dense: Any, rows: Rows, settings: SparsifySettings, accelerator: Any) -> None:
-        self.student, self.dense, self.rows, self.settings = student, dense, rows, settings
+        self.student, self.rows, self.settings = student, rows, settings
         self.accelerator = accelerator
         # Adam's second moment forgets within a hundred steps: gradients change as gates close.
         groups = [
@@ -45,6 +46,7 @@ class Training:
         optimizer = torch.optim.Adam([g for g in groups if g["params"]], betas=(0.9, 0.99))
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.module, self.optimizer = accelerator.prepare(student.trained, optimizer)
+        self.dense = accelerator.prepare_model(dense, evaluation_mode=True) if is_spread(accelerator) else dense
         self.first: float | None = None  # the constrained loss of the first step
         self.multiplier = Multiplier(
             base=settings.multiplier,
@@ -95,6 +97,8 @@ class Training:
             if dense is not None:
                 kl, dense_ce = kl_divergence(dense, sparse), cross_entropy(dense, tokens)
             relative = ce - dense_ce if settings.relative else ce
+            if settings.each_row:
+                relative = relative.clamp(min=0)
             loss = kl if settings.constraint == "kl" else relative
             expected = _share(record.expected, record.pairs)
             objective = expected.log() + self.multiplier.now * loss + settings.distill * kl
@@ -128,14 +132,15 @@ class Training:
         )
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write what a checkpoint holds after this many steps: trained weights, optimizer, multiplier."""
-        if self._spread:
-            self.accelerator.save_state(str(folder / "spread"))
+        """Write what a checkpoint holds after this many steps: trained weights, optimizer, multiplier.
+
+        All processes call it, as weights may be cut over them; the main one writes.
+        """
+        weights = {name: whole(weight) for name, weight in self.student.state().items()}
+        optimizer = whole_state(self.optimizer)
         if self.accelerator.is_main_process:
-            if not self._spread:
-                weights = {name: weight.cpu().contiguous() for name, weight in self.student.state().items()}
-                save_file(weights, folder / WEIGHTS)
-                torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+            save_file(weights, folder / WEIGHTS)
+            torch.save(optimizer, folder / "optimizer.pt")
             moved = {name: getattr(self.multiplier, name) for name in ("base", "steps", "violation")}
             state = {"steps": steps, "first": self.first, "multiplier": moved}
             (folder / "state.json").write_text(json.dumps(state, indent=1))
@@ -143,21 +148,14 @@ class Training:
     def restore(self, folder: Path) -> int:
         """Take up what `save` wrote and return the number of steps done."""
         state = json.loads((folder / "state.json").read_text())
-        if self._spread:
-            self.accelerator.load_state(str(folder / "spread"))
-        else:
-            self.student.load_state(load_file(folder / WEIGHTS))
-            device = self.accelerator.device
-            self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
+        self.student.load_state(load_file(folder / WEIGHTS))
+        optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.optimizer.load_state_dict(cut_state(optimizer, parameters))
         self.first = state["first"]
         for name, value in state["multiplier"].items():
             setattr(self.multiplier, name, value)
         return int(state["steps"])
-
-    @property
-    def _spread(self) -> bool:
-        """Whether weights and optimizer are cut over processes (FSDP), each of which then writes its own part."""
-        return str(self.accelerator.distributed_type).endswith("FSDP")
 
 
 def _share(shares: Tensor, pairs: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""The report page over 8 runs of 50,000 edges: seconds to build it, and milliseconds until its slider has answered.
+
+``python -m bench.report``. These are the only numbers here that are no ratios: people wait in seconds. Processor time
+stands beside the time on the clock, which other work on the machine makes longer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.rows import Row, quick, say
+from gatelens.graph import Graph
+from gatelens.report.page import write_report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))
+from made_runs import circuit_run
+
+GRAPH = Graph(n_layers=26, n_heads=9, n_kv_heads=3)
+TASKS = ("ioi", "docstring", "greater-than", "ioi-long")
+WORDS = [" token"] * 20
+
+# Move the slider through its places, or stay at its last two; wait each time until the browser has painted.
+MOVE = """
+const [first, done] = arguments, slider = document.getElementById("circuit-kept"), found = [];
+const most = Number(slider.max), places = [];
+for (let place = first; place <= most; place += 6) places.push(place);
+if (first === most) for (let i = 0; i < 12; i++) places.push(most - (i % 2));
+function move() {
+  if (!places.length) return done(found);
+  const start = performance.now();
+  slider.value = places.shift();
+  slider.dispatchEvent(new Event("input"));
+  requestAnimationFrame(() => setTimeout(() => { found.push(performance.now() - start); move(); }));
+}
+move();
+"""
+
+
+def main() -> None:
+    graph = Graph(3, 4, 2) if quick() else GRAPH
+    folder = Path(tempfile.mkdtemp())
+    try:
+        for i, task in enumerate(TASKS[: 1 if quick() else 4]):
+            common = {"task": task, "graph": graph, "tokens": WORDS, "needed": graph.n_edges // 20}
+            circuit_run(folder / f"{task}-dense", **common, seed=i)
+            circuit_run(folder / f"{task}-sparse", **common, model="sparse", sparse=True, seed=9 + i)
+        clock, processor = time.perf_counter(), time.process_time()
+        report = write_report([folder], folder / "report")
+        clock, processor = time.perf_counter() - clock, time.process_time() - processor
+        size = sum(path.stat().st_size for path in report.path.parent.rglob("*") if path.is_file()) / 1e6
+        print(f"{len(report.runs)} runs of {graph.n_edges:,} edges, {report.figures} figures, {size:.1f} MB")
+        say(Row("build the page, processor time", processor, "seconds", most=20))
+        say(Row("build the page, on the clock", clock, "seconds", most=20))
+        for name, thread, painted in slider_times(report.path):
+            say(Row(f"move the slider {name}, processor time of the page", thread, "milliseconds", most=100))
+            say(Row(f"move the slider {name}, on the clock until it is painted", painted, "milliseconds", most=100))
+    finally:
+        shutil.rmtree(folder)
+
+
+def slider_times(page: Path) -> list[tuple[str, float, float]]:
+    """Mean milliseconds for a move: processor time, and until it is painted; none where there is no browser."""
+    from selenium import webdriver
+
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        print("slider: not measured, there is no chromium with its driver here")
+        return []
+    options: Any = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        driver.set_window_size(1600, 1000)
+        driver.set_script_timeout(300)
+        driver.get(page.as_uri())
+        driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        last = int(driver.execute_script("return document.getElementById('circuit-kept').max"))
+        return [_measure(driver, name, first) for name, first in (("anywhere", 0), ("at its end", last))]
+    finally:
+        driver.quit()
+
+
+def _measure(driver: Any, name: str, first: int) -> tuple[str, float, float]:
+    driver.execute_async_script(MOVE, first)  # once before: the first moves compile
+    before = _thread_seconds(driver)
+    painted = driver.execute_async_script(MOVE, first)
+    return name, 1000 * (_thread_seconds(driver) - before) / len(painted), statistics.mean(painted)
+
+
+def _thread_seconds(driver: Any) -> float:
+    """What the page's thread has worked so far: scripts, styles, layout and painting."""
+    found = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return next(float(one["value"]) for one in found if one["name"] == "TaskDuration")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What the site's build adds to the pages: formulas as MathML, and tables of settings and commands from the code.
+
+Formulas are written as code hosting sites have them, in a fence called ``math`` or as ``$`...`$``, and become MathML,
+which browsers draw by themselves: no script, no font, no network. ``<!-- settings: module:Class -->`` and
+``<!-- commands -->`` become tables of what the code has, so that the reference cannot fall behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+_BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"\$`([^`]+)`\$")
+_TEST = re.compile(r"<!-- test(?:-setup\n|: ).*?-->\n?", re.DOTALL)
+_SETTINGS = re.compile(r"<!-- settings: (\S+) -->")
+_PLACE = re.compile(r"(<p>)?@@formula-(\d+)@@(</p>)?")
+_ROLE = re.compile(r":(?:func|class|meth|mod|attr):(?=<code>)")
+
+_formulas: list[str] = []  # kept out of Markdown's hands, which would read * and _ in them
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Take formulas and instructions for the tests out, and put tables in."""
+    markdown = _TEST.sub("", markdown)
+    markdown = _BLOCK.sub(lambda found: f"\n{_keep(found[1], 'block')}\n", markdown)
+    markdown = _INLINE.sub(lambda found: _keep(found[1], "inline"), markdown)
+    markdown = _SETTINGS.sub(lambda found: settings_table(found[1]), markdown)
+    return markdown.replace("<!-- commands -->", commands()) if "<!-- commands -->" in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Put formulas back; docstrings name functions by roles, of which the name is enough."""
+    return _ROLE.sub("", _PLACE.sub(_formula, html))
+
+
+def _keep(formula: str, display: str) -> str:
+    _formulas.append(convert(formula.strip(), display=display))
+    return f"@@formula-{len(_formulas) - 1}@@"
+
+
+def _formula(found: re.Match[str]) -> str:
+    before, number, after = found.groups()
+    mathml = _formulas[int(number)]
+    if before and after and 'display="block"' in mathml:
+        return f'<div class="formula">{mathml}</div>'
+    return f"{before or ''}{mathml}{after or ''}"
+
+
+def settings_table(where: str) -> str:
+    """Fields, defaults and meanings of a settings class, ``module:Class``."""
+    module, name = where.split(":")
+    cls = getattr(importlib.import_module(module), name)
+    rows = [
+        f"| `{field.name}` | {_default(field.default)} | {_cell(field.metadata['help'])} |"
+        for field in dataclasses.fields(cls)
+        if "help" in field.metadata
+    ]
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+
+
+def commands() -> str:
+    """A section for each subcommand: what it does, its arguments and options."""
+    import typer
+
+    from gatelens import cli
+
+    group: Any = typer.main.get_command(cli.make_app())
+    parts: list[str] = []
+    for name, command in group.commands.items():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+        usage = " ".join(["gatelens", name, *(_metavar(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
+        parts += [f"## {name}", "", _cell(command.help or ""), "", "```", usage, "```", ""]
+        if options:
+            parts += ["| option | default | meaning |", "|---|---|---|"]
+            parts += [f"| {_flags(p)} | {_shown(p)} | {_cell(p.help or '')} |" for p in options]
+            parts.append("")
+    return "\n".join(parts)
+
+
+def _metavar(argument: Any) -> str:
+    name = (argument.metavar or argument.name.upper()).strip("[].")
+    name += "..." if argument.nargs == -1 else ""
+    return name if argument.required else f"[{name}]"
+
+
+def _flags(option: Any) -> str:
+    names = [*option.opts, *option.secondary_opts]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _shown(option: Any) -> str:
+    return "needed" if option.required else _default(option.default)
+
+
+def _default(value: Any) -> str:
+    """A default as code; nothing where there is none."""
+    return "" if value in (None, "", (), []) or value is dataclasses.MISSING or callable(value) else f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

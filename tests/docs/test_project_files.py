@@ -1,0 +1,54 @@
+"""What the files beside the code say agrees with the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from blocks import ROOT
+
+import gatelens
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def citation() -> Any:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+def test_one_version(citation: Any) -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first = re.search(r"^## \[(\S+)\]", changes, re.MULTILINE)
+    assert first is not None
+    assert {first[1], citation["version"], PROJECT["version"]} == {gatelens.__version__}
+
+
+def test_the_citation_has_what_the_format_asks_for(citation: Any) -> None:
+    """CFF 1.2.0: these keys are needed, and every reference has a type, authors and a title."""
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert citation["license"] == PROJECT["license"]
+    assert [reference["title"] for reference in citation["references"]]
+    for reference in citation["references"]:
+        assert {"type", "authors", "title"} <= reference.keys()
+        assert all({"family-names", "given-names"} <= author.keys() for author in reference["authors"])
+
+
+def test_both_papers_are_cited_with_their_numbers(citation: Any) -> None:
+    numbers = {i["value"] for reference in citation["references"] for i in reference["identifiers"]}
+    assert numbers == {"arXiv:2512.05865", "arXiv:2505.13737"}
+
+
+def test_the_readme_is_short_and_its_tree_is_the_real_one() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    tree = re.search(r"^```\n(src/gatelens/\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert tree is not None
+    for line in tree[1].splitlines():
+        folder = ROOT / "src" / "gatelens" if line.startswith(" ") else ROOT
+        for name in re.findall(r"^[^\s,]+(?:, [^\s,]+)*", line.strip())[0].split(", "):
+            assert (folder / name).exists(), f"the README's tree has {name}"

@@ -1,0 +1,133 @@
+"""Run folders with known contents, in the format that runs are saved in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatelens.ablation import AblationCurve
+from gatelens.circuit import CircuitSettings
+from gatelens.curves import Curve
+from gatelens.gate import GateSettings
+from gatelens.graph import Graph
+from gatelens.methods.head_gating import KINDS
+from gatelens.results import save_curve, versions, write_json, write_tensors
+from gatelens.validity import Validity
+
+SMALL = Graph(n_layers=3, n_heads=4, n_kv_heads=2)
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+TOKENS = ["Once", " <script>window.hacked = 1</script>", " the", "\n", " <b>cat</b>", " &amp; sat"]
+
+
+def curve(level: str, total: int, needed: int) -> Curve:
+    """Reaches 0.9 of the effect with ``needed`` gates and stays there; the random baseline takes all gates."""
+    kept = torch.tensor([0.0, needed / 2, needed, total])
+
+    def of(effects: Sequence[float], random: Curve | None) -> Curve:
+        metrics = torch.tensor(effects)[None, :, None].expand(1, 4, 3)
+        asked = [0, max(1, needed // 2), needed, total]
+        return Curve(level, total, asked, kept, metrics, metrics[:, 0], metrics[:, -1], random=random)
+
+    return of([0.0, 0.5, 0.95, 1.0], of([0.0, 0.1, 0.2, 1.0], None))
+
+
+def circuit_run(
+    folder: Path,
+    *,
+    model: str = "small",
+    task: str = "ioi",
+    level: str = "edges",
+    sparse: bool = False,
+    needed: int = 8,
+    scores: Tensor | None = None,
+    graph: Graph = SMALL,
+    tokens: Sequence[str] = TOKENS,
+    seed: int = 0,
+) -> Path:
+    """Write a circuit run; returns its folder."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = graph.edges.shape if level == "edges" else (graph.n_layers, graph.n_heads)
+    if scores is None:
+        scores = torch.randn(shape, generator=generator) * (graph.edges if level == "edges" else 1)
+    settings = CircuitSettings(level=level, n=3, method="eap")  # type: ignore[arg-type]
+    total = graph.n_edges if level == "edges" else graph.n_layers * graph.n_heads
+    folder.mkdir(parents=True)
+    _asked(folder, "circuit", model, task, asdict(settings))
+    save_curve(curve(level, total, needed), folder)
+    write_tensors(folder / "scores.safetensors", {"seed-0.scores": scores})
+    _example(folder, graph, tokens, sparse, generator)
+    validity = Validity(correlation=0.875, sampled=12, kept=needed, effect=0.95, complement=-0.125, overlap=None)
+    result = {
+        "model": model,
+        "task": task,
+        "sparse": sparse,
+        "graph": asdict(graph),
+        "settings": asdict(settings),
+        "count": needed,
+        "total": total,
+        "validity": asdict(validity),
+        "seconds": 1.0,
+    }
+    write_json(folder / "result.json", result)
+    return folder
+
+
+def gate_run(folder: Path, *, model: str = "small", task: str = "syntax") -> Path:
+    """Write a gate run of 2 seeds, 3 layers and 4 heads; returns its folder."""
+    generator = torch.Generator().manual_seed(0)
+    gates, plus, minus = (torch.rand(2, 3, 4, generator=generator) for _ in range(3))
+    ablated = torch.tensor([0, 2, 4])
+    changes = {kind: torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]]) * i for i, kind in enumerate(_KINDS)}
+    settings = GateSettings(seeds=2, n=4, held_out=4, most=4, every=2)
+    folder.mkdir(parents=True)
+    _asked(folder, "gate", model, task, asdict(settings))
+    write_tensors(
+        folder / "roles.safetensors",
+        {
+            "gates": gates,
+            "plus": plus,
+            "minus": minus,
+            "losses": torch.rand(3, 5, 2),
+            "ablated": ablated,
+            **{f"changes.{kind}": AblationCurve(kind, ablated, change).changes for kind, change in changes.items()},
+        },
+    )
+    result = {"model": model, "task": task, "sparse": False, "settings": asdict(settings), "seconds": 2.0}
+    write_json(folder / "result.json", result)
+    return folder
+
+
+def sparsify_run(folder: Path, steps: int = 4) -> Path:
+    """Write what a sparsify run leaves behind, its last line half written; returns its folder."""
+    folder.mkdir(parents=True)
+    write_json(folder / "settings.json", {"model": "abc", "text": "def", "settings": {"steps": 9, "target": 0.1}})
+    header = "step,constrained,kl,cross_entropy,above_dense,expected_open,open,multiplier,tokens_per_second"
+    rows = [f"{i + 1},0.1,0.1,3.0,0.05,{0.5 / (i + 1)},{0.4 / (i + 1)},8,100" for i in range(steps)]
+    (folder / "log.csv").write_text("\n".join([header, *rows, "9,0.1"]))
+    (folder / "judged.csv").write_text("step,book dense loss,book above dense,book kl,book open\n4,3.0,0.01,0.1,0.2\n")
+    return folder
+
+
+_KINDS = (*KINDS, "random")
+
+
+def _asked(folder: Path, kind: str, model: str, task: str, settings: dict[str, Any]) -> None:
+    about = {"kind": kind, "model": {"name": model}, "task": {"name": task}, "settings": settings}
+    write_json(folder / "asked.json", {**about, "versions": versions()})
+
+
+def _example(folder: Path, graph: Graph, tokens: Sequence[str], sparse: bool, generator: torch.Generator) -> None:
+    length = len(tokens)
+    hidden = torch.ones(length, length).triu(1).bool()
+    logits = 3 * torch.randn(graph.n_layers, graph.n_heads, length, length, generator=generator)
+    tensors = {"attention-0": logits.masked_fill(hidden, -torch.inf).softmax(-1).half()}
+    if sparse:
+        tensors["open-0"] = (logits > 0) & ~hidden
+    write_tensors(folder / "example.safetensors", tensors)
+    about = {"prompts": [{"tokens": list(tokens), "answer": " mat"}], "note": None}
+    write_json(folder / "example.json", about)

@@ -1,0 +1,279 @@
+"""The page's files: what is in them agrees with the runs, and nothing in a run can become markup."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, curve, gate_run, sparsify_run
+
+from gatelens import GatelensError
+from gatelens.cli import main
+from gatelens.graph import Graph
+from gatelens.report.page import as_script, write_report
+from gatelens.report.runs import read_runs
+from gatelens.report.summary import summarise
+from gatelens.report.views import attention_views, circuit_views, in_order, joins, top_edges
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense and a sparse model, of which the sparse one needs a quarter of the edges."""
+    folder = tmp_path_factory.mktemp("pair")
+    circuit_run(folder / "sparse", model="sparse-small", sparse=True, needed=8, seed=1)
+    circuit_run(folder / "dense", needed=32)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report over runs of every kind whose names are markup; one run is damaged."""
+    folder = tmp_path_factory.mktemp("page")
+    circuit_run(folder / "edges", model=HOSTILE, task=HOSTILE)
+    circuit_run(folder / "heads", level="heads", task="$x^2$")
+    gate_run(folder / "gate", model=HOSTILE)
+    sparsify_run(folder / "sparsify")
+    (circuit_run(folder / "bad") / "result.json").write_text("{")
+    report = write_report([folder], folder / "report")
+    assert len(report.runs) == 4
+    assert len(report.problems) == 1, report.problems
+    return report.path.parent
+
+
+def data_of(report: Path) -> Any:
+    text = (report / "data" / "report.js").read_text()
+    return json.loads(text.removeprefix("window.gatelens = {data: ").removesuffix("};\n"))
+
+
+class TestSummary:
+    def test_multipliers_are_dense_over_sparse(self, pair: Path) -> None:
+        (group,) = summarise(read_runs([pair]).circuits)
+        assert [(line.label, line.count, line.multiplier) for line in group.lines] == [
+            ("small", 32, None),
+            ("sparse-small", 8, 4.0),
+        ]
+        assert [line.random for line in group.lines] == [SMALL.n_edges, SMALL.n_edges]
+
+    def test_of_several_dense_models_the_one_by_name(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "a", model="large", needed=40)
+        circuit_run(tmp_path / "b", model="small", needed=20)
+        circuit_run(tmp_path / "c", model="sparse-small", sparse=True, needed=10)
+        circuit_run(tmp_path / "d", model="thin", sparse=True, needed=10)
+        (group,) = summarise(read_runs([tmp_path]).circuits)
+        assert {line.label: (line.dense, line.multiplier) for line in group.lines if line.run.sparse} == {
+            "sparse-small": ("small", 2.0),
+            "thin": (None, None),
+        }
+
+    def test_a_group_for_each_task_level_and_method(self, tmp_path: Path) -> None:
+        for task, level in (("ioi", "edges"), ("ioi", "heads"), ("docstring", "edges")):
+            circuit_run(tmp_path / f"{task}-{level}", task=task, level=level)
+        groups = summarise(read_runs([tmp_path]).circuits)
+        assert {(group.task, group.level) for group in groups} == {
+            ("ioi", "edges"),
+            ("ioi", "heads"),
+            ("docstring", "edges"),
+        }
+
+    def test_the_table_shows_counts_and_validity(self, pair: Path, tmp_path: Path) -> None:
+        text = write_report([pair], tmp_path / "report").path.read_text()
+        table = text[text.index("<table") : text.index("</table>")]
+        rows = [
+            [html.unescape(re.sub("<[^>]*>", "", cell)).strip() for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)]
+            for row in re.findall(r"<tr>.*?</tr>", table, re.S)
+        ]
+        total = str(SMALL.n_edges)
+        assert rows[1] == ["ioi", "edges", "eap", "small", "32", total, total, "-", "0.95", "-0.12", "0.88", "-"]
+        assert rows[2] == ["sparse-small sparse", "8", total, total, "4.0x", "0.95", "-0.12", "0.88", "-"]
+        assert "belong to the KV head" in text
+
+
+class TestViews:
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            SMALL,
+            Graph(3, 2, 2, parallel=True),
+            Graph(2, 4, 2, coupled=True),
+            Graph(4, 3, 1),
+        ],
+    )
+    def test_an_edge_joins_when_it_comes_onto_a_path(self, graph: Graph) -> None:
+        edges = graph.edges.nonzero()
+        order = torch.randperm(len(edges), generator=torch.Generator().manual_seed(1))
+        ranked = [(i, j) for i, j in edges[order].tolist()]
+        joined = joins(graph, ranked)
+        for k in range(1, len(ranked) + 1):
+            kept = torch.zeros_like(graph.edges)
+            kept[tuple(torch.tensor(ranked[:k]).T)] = True
+            there = graph.on_a_path(kept[None])[0]
+            assert [0 < join <= k for join in joined] == [bool(there[i, j]) for i, j in ranked]
+
+    def test_edges_that_never_join_say_0(self) -> None:
+        ranked = [SMALL.edge("embed -> L0H0.q"), SMALL.edge("M1 -> logits")]
+        assert joins(SMALL, ranked) == [0, 0]
+
+    def test_sides_hold_the_best_edges_by_name(self, pair: Path) -> None:
+        runs = read_runs([pair]).circuits
+        (view,) = circuit_views(summarise(runs))
+        assert [(side["label"], side["sparse"]) for side in view["sides"]] == [("small", False), ("sparse-small", True)]
+        run = next(run for run in runs if not run.sparse)
+        side = view["sides"][0]
+        for edge, (i, j) in enumerate(top_edges(run, 20)):
+            names = side["names"]
+            end = names[side["destination"][edge]] + (f".{side['input'][edge]}" if side["input"][edge] else "")
+            assert (names[side["source"][edge]], end) == (SMALL.source_names[i], SMALL.destination_names[j])
+            assert side["score"][edge] == pytest.approx(float(run.edge_scores[i, j]), rel=1e-4)
+        sizes = [abs(score) for score in side["score"]]
+        assert sizes == sorted(sizes, reverse=True)
+
+    def test_models_of_one_shape_share_their_places(self, pair: Path) -> None:
+        (view,) = circuit_views(summarise(read_runs([pair]).circuits))
+        places = [
+            {name: (x, y) for name, x, y in zip(side["names"], tier["x"], tier["y"], strict=True)}
+            for side in view["sides"]
+            for tier in side["places"][-1:]
+        ]
+        assert all(places[0][name] == places[1][name] for name in places[0].keys() & places[1].keys())
+
+    def test_places_in_order_go_up_along_every_edge(self) -> None:
+        names = [*SMALL.source_names, "logits", *(f"L{layer}KV{i}" for layer in range(3) for i in range(2))]
+        places = in_order(SMALL, names)
+        assert len(set(places.values())) == len(names)
+        for i, j in SMALL.edges.nonzero().tolist():
+            below = places[SMALL.source_names[i]]
+            above = places[SMALL.destination_names[j].partition(".")[0]]
+            assert below[1] < above[1]
+
+    def test_a_head_attends_to_its_strongest_pairs(self, pair: Path) -> None:
+        runs = read_runs([pair]).circuits
+        (view,) = circuit_views(summarise(runs))
+        for side, run in zip(view["sides"], sorted(runs, key=lambda run: run.sparse), strict=True):
+            prompt = run.prompts[0]
+            weights = prompt.attention[1, 2].float()
+            if prompt.open is not None:
+                weights = weights * prompt.open[1, 2]
+            last = weights[-1].clone()
+            last[0] = 0
+            shown = side["attends"][side["names"].index("L1H2")]
+            best = int(last.argmax())
+            assert shown[0][:2] == [TOKENS[-1], TOKENS[best]]
+            assert shown[0][2] == pytest.approx(float(last[best]), abs=1e-3)
+
+    def test_patterns_are_the_attention(self, pair: Path) -> None:
+        runs = read_runs([pair]).circuits
+        views, patterns = attention_views(summarise(runs))
+        for view, (pattern,), run in zip(views, patterns, sorted(runs, key=lambda run: run.sparse), strict=True):
+            assert view["prompts"][0]["tokens"] == TOKENS
+            prompt, length = run.prompts[0], len(TOKENS)
+            numbers = np.frombuffer(base64.b64decode(pattern["weights"]), "<u2").reshape(3, 4, -1) / 65535
+            pairs = [(query, key) for query in range(length) for key in range(query + 1)]
+            for place, (query, key) in enumerate(pairs):
+                assert numbers[..., place] == pytest.approx(prompt.attention[..., query, key].numpy(), abs=1e-5)
+            if run.sparse:
+                gates = np.frombuffer(base64.b64decode(pattern["open"]), "u1").reshape(3, 4, -1)
+                assert gates[2, 3].tolist() == [int(prompt.open[2, 3, query, key]) for query, key in pairs]
+
+
+class TestFiles:
+    def test_names_are_data(self, page: Path) -> None:
+        text = (page / "index.html").read_text()
+        assert html.escape(HOSTILE).replace("&#x27;", "&#39;") in text
+        scripts = re.findall(r"<script(.*?)>(.*?)</script>", text, re.S)
+        assert all(re.fullmatch(r' src="[a-z./-]+" defer', about) and not inside for about, inside in scripts)
+        assert "<img src=x" not in text
+        for path in (page / "data").iterdir():
+            assert not set("<>&") & set(path.read_text())
+        assert data_of(page)["circuits"][0]["sides"][0]["label"] == HOSTILE
+
+    def test_the_policy_allows_the_folder_only(self, page: Path) -> None:
+        text = (page / "index.html").read_text()
+        policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        assert rules["default-src"] == "'none'"
+        assert rules["script-src"] == "'self'"
+        own = [page / name for name in ("index.html", "page.css", "page.js", "circuits.js", "heads.js", "attention.js")]
+        for path in own:
+            assert not re.search(r"https?:|//[a-z]+\.", path.read_text().replace(html.escape(HOSTILE), ""))
+            assert "innerHTML" not in path.read_text()
+
+    def test_everything_the_page_names_is_there(self, page: Path) -> None:
+        text = (page / "index.html").read_text()
+        files = [name for name in re.findall(r'(?:src|href)="([^"#]+)"', text) if not name.startswith("#")]
+        assert len(files) > 20
+        assert [name for name in files if not (page / name).is_file()] == []
+        ids = set(re.findall(r'id="([^"]+)"', text))
+        assert set(re.findall(r'(?:href="#|aria-labelledby="|for=")([^"]+)"', text)) <= ids
+
+    def test_every_figure_has_its_data_and_images(self, page: Path) -> None:
+        stems = {path.stem for path in (page / "figures").iterdir()}
+        kinds = {stem: {path.suffix for path in (page / "figures").glob(f"{stem}.*")} for stem in stems}
+        assert len(stems) >= 6
+        assert all(found == {".csv", ".png", ".svg", ".pdf"} for found in kinds.values())
+        (kept,) = (page / "figures").glob("*heads-kept*.csv")
+        with kept.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        expected = curve("heads", 12, 8)
+        ours = [float(row["effect"]) for row in rows if row["ranking"] == "absolute"]
+        assert ours == pytest.approx(expected.effect.tolist(), abs=1e-5)
+        assert [float(row["kept"]) for row in rows if row["ranking"] == "random"] == expected.kept.tolist()
+
+    def test_scripts_cannot_be_left(self) -> None:
+        text = as_script({"a": "</script><!-- & \u2028 ü"})
+        assert not set("<>&\u2028") & set(text)
+        assert json.loads(text) == {"a": "</script><!-- & \u2028 ü"}
+
+
+class TestWriting:
+    def test_an_earlier_report_is_replaced_and_other_folders_are_not(self, pair: Path, tmp_path: Path) -> None:
+        out = tmp_path / "report"
+        write_report([pair / "dense"], out)
+        (out / "left-over.txt").write_text("old")
+        write_report([pair / "sparse"], out)
+        assert not (out / "left-over.txt").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["report"]
+        other = tmp_path / "thesis"
+        other.mkdir()
+        (other / "chapter.txt").write_text("mine")
+        with pytest.raises(GatelensError, match="is no report of gatelens"):
+            write_report([pair], other)
+        assert (other / "chapter.txt").read_text() == "mine"
+
+    def test_nothing_to_report_writes_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(GatelensError, match=r"nothing to report.*empty holds no run"):
+            write_report([tmp_path / "empty"], tmp_path / "report")
+        assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+    def test_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        circuit_run(tmp_path / "runs" / "good", level="heads")
+        bad = tmp_path / "runs" / "bad"
+        bad.mkdir()
+        (bad / "asked.json").write_text("{}")
+
+        def run(*words: str) -> tuple[int, str]:
+            monkeypatch.setattr(sys, "argv", ["gatelens", "report", *words])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            return int(ended.value.code or 0), capsys.readouterr().err
+
+        assert run(str(tmp_path / "runs")) == (
+            0,
+            f"gatelens: {bad} holds a run of the kind None, which has no place in a report.\n",
+        )
+        assert (tmp_path / "report" / "index.html").exists()
+        code, error = run(str(bad), "--out", str(tmp_path / "other"))
+        assert code == 2
+        assert error.startswith("gatelens: nothing to report.")
+        assert not (tmp_path / "other").exists()
