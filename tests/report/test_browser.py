@@ -70,13 +70,16 @@ class Page:
         bad = [one for one in found if one["impact"] in ("serious", "critical")]
         return [f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in bad]
 
-    def drawn(self, side: int) -> list[tuple[float, float]]:
-        """Where components are drawn on a side: the points of its last trace."""
-        script = (
-            "const p = document.querySelectorAll('#circuit-sides .plot')[arguments[0]].data.at(-1); return [p.x, p.y]"
-        )
-        xs, ys = self.run(script, side)
-        return list(zip(xs, ys, strict=True))
+    def drawn(self, side: int) -> set[str]:
+        """The components that are drawn on a side."""
+        plot = "document.querySelectorAll('#circuit-sides .plot')[arguments[0]]"
+        return set(self.run(f"return {plot}.data.flatMap((trace) => trace.customdata)", side))
+
+    def n_lines(self, side: int) -> int:
+        """How many edges, and links of KV heads to their heads, are drawn on a side."""
+        plot = "document.querySelectorAll('#circuit-sides .plot')[arguments[0]]"
+        paths = self.run(f"return {plot}.layout.shapes.map((shape) => shape.path)", side)
+        return sum(path.count("M") for path in paths)
 
 
 def _feature(scheme: str) -> dict[str, str]:
