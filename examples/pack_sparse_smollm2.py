@@ -34,7 +34,7 @@ FOLDER = ADAPTERS["sparse-smollm2"]
 TASKS = ("ioi", "docstring", "greater-than")
 PROMPTS = 64
 LOOKED_AT = STAGES[0].judge_sequences  # the first sequences of each text, by which training was followed
-SHIFTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
+SHIFTS = (-1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def pack() -> list[int]:
@@ -96,7 +96,7 @@ def main(sequences: int = 64) -> None:
         card += f"| {name} | {accuracy(dense, name, dense):.1%} | {accuracy(sparse, name, dense):.1%} |\n"
     (FOLDER / "README.md").write_text(card)
     print(card, flush=True)
-    trade_off(sparse, dense, min(8, sequences))
+    trade_off(sparse, dense, min(6, sequences))
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ def _without(name: str) -> Any:
         ({**checkpoint(), "transformer.h.0.mlp.c_proj.weight": torch.ones(3, 4)}, r"not \(4, 3\)"),
         ({**checkpoint(), "transformer.wte.weight": torch.ones(60, WIDTH)}, "vocabulary of 60, and the tokenizer"),
         ({"model": checkpoint(), "model_args": {"n_head": 7}}, "7 heads do not divide"),
+        ({"model": checkpoint(), "model_args": {"n_head": -4}}, "-4 heads do not divide"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
@@ -195,7 +196,7 @@ def test_what_is_no_such_checkpoint(data: Any, message: str, words: str, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["final.pth"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 truncated"])
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 truncated", b"\x80\x02."])
 def test_damaged_files(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "final.pth").write_bytes(content)
     with pytest.raises(GatelensError, match=r"final\.pth"):

@@ -41,3 +41,5 @@ def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
     assert summary.report == tmp_path / "out" / "induction" / "report" / "index.html"
     assert summary.report.exists()
     assert "index.html" in capsys.readouterr().out
+    whole = run_demo(out=tmp_path / "out")  # beside it
+    assert whole.outcomes["heads-induction-stories"].status == "done"

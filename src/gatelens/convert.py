@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -93,9 +94,12 @@ def convert_checkpoint(
             hf.save_pretrained(temporary) if bias is None else save_sparse(hf, temporary)
             words.save_pretrained(temporary)
 
-    if folder.exists():
-        folder.rmdir()
-    write_whole(folder, write)
+    try:
+        if folder.exists():
+            folder.rmdir()
+        write_whole(folder, write)
+    except (OSError, SafetensorError) as error:
+        raise GatelensError(f"cannot write to {folder} ({error}): make room or give another --out.") from error
     parameters = sum(p.numel() for p in hf.parameters())
     return Converted(folder, config.n_layer, config.n_head, parameters, padded - len(words), bias)
 
@@ -111,7 +115,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:
             f"{path} is no checkpoint of plain tensors: other objects, which could run code, are not read from it. "
             "Save its state dict alone with torch.save."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the reader fails in as many ways as a file can be damaged
         said = " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
         raise GatelensError(f"{path} cannot be read ({said}): it is damaged or no torch checkpoint.") from error
     told = data.get("model_args", {}) if isinstance(data, dict) else {}
@@ -151,7 +155,7 @@ def _config(path: Path, state: Mapping[str, Tensor], heads: int | None, activati
             raise _wrong_shape(path, name, state[name], "two dimensions")
     rows, width = state["transformer.wte.weight"].shape
     heads = heads or max(1, width // HEAD_SIZE)
-    if width % heads:
+    if heads < 1 or width % heads:
         raise GatelensError(f"{path} has a width of {width}, which {heads} heads do not divide: give --heads.")
     if rows < words:
         raise GatelensError(

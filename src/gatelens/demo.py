@@ -25,9 +25,9 @@ def run_demo(tasks: list[str] | None = None, out: str | Path = "runs/demo") -> S
     for task in tasks or []:
         if task not in known:
             raise GatelensError(f"the demo has no task '{task}': its tasks are {', '.join(known)}.")
-    # Fewer tasks are another study: they get another folder.
+    # Fewer tasks are another study: each has a folder of its own, beside the others.
     cells = [cell for cell in study.cells if cell.task in (tasks or known)]
-    folder = Path(out, *(["-".join(dict.fromkeys(tasks))] if tasks else []))
+    folder = Path(out, "-".join(dict.fromkeys(tasks)) if tasks else "all")
     console = Console()
     console.print("How many heads explain 90 % of a task? Dense against sparse SmolLM2, eight prompts each.")
     summary = run_study(replace(study, cells=cells), folder, console=console)

@@ -68,8 +68,9 @@ def load_example(folder: str | Path) -> list[ExamplePrompt]:
         raise GatelensError(f"{folder / _ABOUT} is not of this version ({error}): run it again.") from error
     for prompt in prompts:
         length = len(prompt.tokens)
-        shapes = {tuple(x.shape[-2:]) for x in (prompt.attention, prompt.open) if x is not None}
-        if prompt.attention.ndim != 4 or shapes != {(length, length)} or not all(map(_is_text, prompt.tokens)):
+        shapes = {tuple(x.shape) for x in (prompt.attention, prompt.open) if x is not None}
+        wanted = (*prompt.attention.shape[:2], length, length)
+        if len(wanted) != 4 or shapes != {wanted} or not all(map(_is_text, prompt.tokens)):
             raise GatelensError(f"the attention in {folder} does not fit its {length} tokens: run it again.")
     return prompts
 

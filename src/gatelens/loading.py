@@ -6,6 +6,7 @@ Weights come from safetensors or gguf. Pickle files and a model's own code are n
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.util
 import os
 import shutil
@@ -201,6 +202,8 @@ def _one_sentence(what: str) -> Iterator[None]:
     """Turn what transformers and the hub raise about a model into one sentence with the remedy."""
     try:
         yield
+    except (MemoryError, torch.OutOfMemoryError):  # says nothing of the model
+        raise
     except Exception as error:  # transformers and the hub raise errors of many kinds, some of their own
         text = " ".join(str(error).split())
         if "trust_remote_code" in text or "custom code" in text:
@@ -217,6 +220,8 @@ def _one_sentence(what: str) -> Iterator[None]:
             ) from error
         if "backend tokenizer" in text:
             raise _no_tokenizer(what) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise GatelensError(f"no space left on the device for {what} ({text}): make room and try again.") from error
         if isinstance(error, ImportError):
             raise GatelensError(f"{what} needs a package that is not installed: {text}") from error
         if Path(what).is_dir():

@@ -100,7 +100,8 @@ def test_a_number_keeps_the_best_by_the_ranking() -> None:
 
 @pytest.mark.parametrize(("graph", "n"), [(Graph(12, 12, 12), 30), (Graph(12, 12, 12), 200), (Graph(30, 9, 3), 200)])
 def test_names_do_not_overlap_and_boxes_stand_apart(graph: Graph, n: int) -> None:
-    figure = circuit_figure(graph, random_scores(graph), n, "IOI")
+    figure = circuit_figure(graph, random_scores(graph), n, "IOI", "signed")
+    assert any("by signed score" in text.replace("\n", " ") for text in words(figure))
     assert len(drawn_edges(figure).get_paths()) == n
     assert faults(figure) == []
     placed = [patch.get_bbox() for patch in boxes(figure).values()]

@@ -170,6 +170,12 @@ def test_overshoot_is_in_sight() -> None:
     assert kept_figure({"ioi": {"gpt2": below}}).axes[0].get_ylim()[0] < -0.4
 
 
+def test_long_names_do_not_overlap() -> None:
+    names = ["HuggingFaceTB/SmolLM2-135M-Instruct", "sparse-HuggingFaceTB/SmolLM2-135M-Instruct"]
+    panels = {f"task-{i}": {names[0]: dense(), names[1]: low(random=low())} for i in range(4)}
+    assert faults(kept_figure(panels)) == []
+
+
 def test_the_figure_says_how_gates_were_ranked_and_left_out() -> None:
     remark = next(text for text in words(kept_figure({"ioi": {"a": dense()}})) if "Ranked" in text)
     assert "absolute score" in remark

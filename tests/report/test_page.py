@@ -74,6 +74,17 @@ class TestSummary:
             "thin": (None, None),
         }
 
+    def test_a_dense_model_of_another_shape_or_a_shorter_name_is_not_the_one(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "a", model="gpt2", needed=40)
+        circuit_run(tmp_path / "b", model="gpt2-medium", needed=20)
+        circuit_run(tmp_path / "c", model="sparse-gpt2-medium", sparse=True, needed=10)
+        circuit_run(tmp_path / "d", model="sparse-olmo", sparse=True, needed=10, graph=Graph(2, 4, 4))
+        (group,) = summarise(read_runs([tmp_path]).circuits)
+        assert {line.label: line.dense for line in group.lines if line.run.sparse} == {
+            "sparse-gpt2-medium": "gpt2-medium",
+            "sparse-olmo": None,
+        }
+
     def test_a_group_for_each_task_level_and_method(self, tmp_path: Path) -> None:
         for task, level in (("ioi", "edges"), ("ioi", "heads"), ("docstring", "edges")):
             circuit_run(tmp_path / f"{task}-{level}", task=task, level=level)
@@ -200,7 +211,7 @@ class TestFiles:
         policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'none'"
-        assert rules["script-src"] == "'self'"
+        assert rules["script-src"] == "'self' file:"  # Firefox: files on disk are not of the page's origin
         own = [page / name for name in ("index.html", "page.css", "page.js", "circuits.js", "heads.js", "attention.js")]
         for path in own:
             assert not re.search(r"https?:|//[a-z]+\.", path.read_text().replace(html.escape(HOSTILE), ""))
@@ -231,6 +242,13 @@ class TestFiles:
         text = as_script({"a": "</script><!-- & \u2028 ü"})
         assert not set("<>&\u2028") & set(text)
         assert json.loads(text) == {"a": "</script><!-- & \u2028 ü"}
+
+
+def test_a_run_of_elsewhere_does_not_tell_the_path_of_this_machine(page: Path) -> None:
+    text = (page / "index.html").read_text()
+    rows = re.findall(r'<th scope="row">folder</th><td>([^<]*)</td>', text)
+    assert len(rows) == 4
+    assert all(row.count("/") == 1 and not row.startswith("/") for row in rows)
 
 
 class TestWriting:

@@ -33,6 +33,13 @@ def test_the_ablation_figure_is_a_grid_of_tasks_and_models(n_tasks: int, n_model
     assert faults(figure) == []
 
 
+def test_long_names_do_not_overlap() -> None:
+    names = ["HuggingFaceTB/SmolLM2-135M-Instruct", "sparse-HuggingFaceTB/SmolLM2-135M-Instruct"]
+    tasks = ["ioi", "an-own-task-with-a-very-long-name-indeed"]
+    assert faults(ablation_figure({task: {name: curves() for name in names} for task in tasks})) == []
+    assert faults(head_maps({name: torch.rand(5, 4) for name in names})) == []
+
+
 def test_ablation_lines_and_bands_are_those_of_the_curves() -> None:
     ours = curves()
     axis = ablation_figure({"syntax": {"model": ours}}).axes[0]

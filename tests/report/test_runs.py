@@ -81,6 +81,12 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
         (lambda f: write_tensors(f / "scores.safetensors", {"seed-0.scores": torch.zeros(2, 2)}), "another model"),
         (
             lambda f: write_tensors(
+                f / "example.safetensors", {"attention-0": torch.zeros(1, 1, len(TOKENS), len(TOKENS))}
+            ),
+            "attention of another model",
+        ),
+        (
+            lambda f: write_tensors(
                 f / "scores.safetensors", {"seed-0.scores": torch.full(SMALL.edges.shape, torch.nan)}
             ),
             "cannot be drawn",
@@ -161,6 +167,10 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     circuit_run(tmp_path / "second")
     circuit_run(tmp_path / "third", model="other")
     assert list(labels(read_runs([tmp_path]).circuits)) == ["small (first)", "small (second)", "other"]
+    circuit_run(tmp_path / "deep" / "first")
+    assert "small (deep/first)" not in labels(read_runs([tmp_path / "deep"]).circuits)
+    both = [*read_runs([tmp_path / "first"]).circuits, *read_runs([tmp_path / "deep"]).circuits]
+    assert list(labels(both)) == ["small (first)", "small (deep/first)"]
 
 
 def test_the_example_is_what_was_saved(tmp_path: Path) -> None:

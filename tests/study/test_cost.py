@@ -125,3 +125,10 @@ class TestDryRun:
         assert done.note == "done"
         assert "cannot run" in not_.note
         assert "damaged" in not_.note
+
+    def test_what_cannot_be_loaded_is_listed_too(self, place: Path) -> None:
+        odd = 'odd = { load = "dense", device = "nowhere" }\nworse = "no such id"'
+        notes = {one.cell.model.label: one.note for one in estimates(read_study(write_study(place, models=odd)), place)}
+        assert notes["dense"] == "measured"
+        assert "cannot run" in notes["odd"]
+        assert "cannot run" in notes["worse"]

@@ -78,6 +78,19 @@ class TestMeaning:
         assert (cell.model.where, cell.where) == (str(tmp_path / "models" / "mine"), str(tmp_path / "mine.jsonl"))
         assert str(tmp_path) not in str(cell.identity())  # a study's folder can be moved and shown
 
+    def test_so_are_the_sources_of_tasks(self, tmp_path: Path) -> None:
+        text = '[models]\nm = "smollm2"\n[gate]\ntasks = "syntax"\n'
+        text += '[gate.task.syntax]\noptions = { source = "s.jsonl" }\n'
+        seen = set()
+        for content in ("{}", "[]"):
+            (tmp_path / "s.jsonl").write_text(content)
+            read(tmp_path, text)
+            (cell,) = read_study(tmp_path / "study.toml").cells
+            assert cell.whole_options == {"source": str(tmp_path / "s.jsonl")}
+            assert cell.identity()["options"] == {"source": "s.jsonl"}
+            seen.add(cell.fingerprint())
+        assert len(seen) == 2  # other lines are another task
+
     def test_a_section_may_stand_several_times(self, tmp_path: Path) -> None:
         text = (
             '[models]\nm = "smollm2"\n[[circuit]]\ntasks = "ioi"\n[[circuit]]\ntasks = "ioi"\nlevel = "edges"\nn = 3\n'
@@ -108,7 +121,9 @@ class TestMistakes:
             ("dtype =", "dtipe =", 5, "no model option 'dtipe': did you mean 'dtype'?"),
             ('"bfloat16"', '"float61"', 5, "no dtype 'float61': did you mean 'float16'?"),
             ('dense = "small"', 'dense = "smal"', 5, "no dense model 'smal': did you mean 'small'?"),
+            ('small = "smollm2"', 'small = "~nobody-here/m"', 4, "no folder or file '~nobody-here/m'"),
             ("cpus = 2", "cpus = 0", 5, "cpus is above 0"),
+            ("cpus = 2", "gpus = 1.5", 5, "a whole number above 1"),
             ("cpus = 2", 'cpus = "all"', 5, "cpus is a number, not 'all'"),
             ("[circuit]", "[circuits]\n[circuit]", 8, "no key 'circuits': did you mean 'circuit'?"),
             ('    "docstring",', '    "docstrings",', 11, "no task 'docstrings': did you mean 'docstring'?"),

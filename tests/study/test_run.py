@@ -104,6 +104,12 @@ class TestResults:
             ("same", 3): 1.0,
         }  # the same model needs as many; no pair was named otherwise
 
+    def test_counts_at_different_thresholds_are_not_compared(self, place: Path) -> None:
+        file = write_study(place)
+        file.write_text(f"{file.read_text()}\n[circuit.model.sparse]\nthreshold = 0.5\n")
+        summary = go(file, place / "out")
+        assert (summary.failed, summary.multipliers) == (0, [])
+
     def test_a_model_is_loaded_once(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded: list[str] = []
         original = work.ModelSpec.open
@@ -280,7 +286,10 @@ class TestFailures:
         counts = [{n: o.count for n, o in one.outcomes.items()} for one in (summary, whole)]
         assert counts[0] == counts[1]
 
-    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+    @pytest.mark.parametrize(
+        "error",
+        [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")],
+    )
     def test_out_of_memory_for_good(self, error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[float] = []
 

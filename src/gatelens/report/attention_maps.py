@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.report.style import RED, note, shown, shown_token, styled
+from gatelens.report.style import RED, note, shown, shown_token, styled, wrapped
 
 Maps = Mapping[str, Mapping[str, Tensor]]  # [head][model] -> (query, key)
 _MOST_LABELS = 64
@@ -46,7 +46,7 @@ def attention_maps(tokens: Sequence[str], maps: Maps, opened: Maps | None = None
     axes = above.subplots(len(maps), len(models), sharex=True, sharey=True, squeeze=False)
     for row, (name, cells) in zip(axes, maps.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
-            axis.set_title(f"{shown(name)}, {shown(model)}", fontsize=8)
+            axis.set_title(wrapped(f"{shown(name)}, {shown(model)}", side, 8), fontsize=8)
             if model not in cells:
                 axis.text(0.5, 0.5, "not given", transform=axis.transAxes, ha="center", va="center", color="0.5")
                 continue

@@ -47,7 +47,7 @@ def circuit_figure(
     width, height = max(4.6, 0.5 + columns * (_WIDE + 0.12)), band * (len(layers) + 1)
     low, high = (limit(y for _, y in places.values()) * height for limit in (min, max))
     figure = Figure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
-    above = note(figure, _remark(graph, scores, edges))
+    above = note(figure, _remark(graph, scores, edges, ranking if isinstance(kept, int) else None))
     axis = above.subplots()
     axis.set(xlim=(0, width), ylim=(low - 0.2, high + 0.2))
     axis.set_axis_off()
@@ -162,12 +162,13 @@ def _legend(figure: SubFigure, graph: Graph) -> None:
     figure.legend(handles=entries, loc="outside upper center", ncols=len(entries), columnspacing=1.2, handlelength=2.2)
 
 
-def _remark(graph: Graph, scores: Tensor, edges: Sequence[Edge]) -> str:
+def _remark(graph: Graph, scores: Tensor, edges: Sequence[Edge], ranking: Ranking | None) -> str:
     kept = torch.zeros_like(graph.edges)
     kept[tuple(torch.tensor(edges).T)] = True
     live = int(graph.on_a_path(kept[None]).sum())
     strongest = max(abs(float(scores[edge])) for edge in edges)
+    best = "" if ranking is None else f" (the best by {ranking} score)"
     return (
-        f"{len(edges):,} of {graph.n_edges:,} edges, {live:,} of them on a path from the embedding to the logits. "
-        f"Width: absolute score, up to {strongest:.2g}. At the left: layers."
+        f"{len(edges):,} of {graph.n_edges:,} edges{best}, {live:,} of them on a path from the embedding to the "
+        f"logits. Width: absolute score, up to {strongest:.2g}. At the left: layers."
     )

@@ -99,9 +99,10 @@ def _kept(groups: Sequence[Group]) -> _Plan:
         dict.fromkeys((line.dense, line.label) for group in groups for line in group.lines if line.dense is not None)
     )
     told = [
-        f"{line.label} needs {'more than there are' if line.count is None else f'{line.count:,.0f}'} for {group.task}"
+        f"{line.label} needs {'more than there are' if count is None else f'{count:,.0f}'} for {group.task}"
         for group in groups
         for line in group.lines
+        for count in [line.run.result.curve.count_at(first.threshold)]  # as in the figure, also where groups differ
     ]
 
     def table() -> Table:
@@ -194,13 +195,14 @@ def _circuit(title: str, run: CircuitRun) -> _Plan:
 
     on_a_path = f"{int(live.sum())} of them on a path from the embedding to the logits"
     alt = f"Graph of the first {asked} edges of the ranking, {on_a_path}."
-    return _Plan(f"Circuit: {title}", alt, lambda: circuit_figure(graph, run.edge_scores, kept, title), table)
+    ranking = run.result.settings.ranking
+    return _Plan(f"Circuit: {title}", alt, lambda: circuit_figure(graph, run.edge_scores, asked, title, ranking), table)
 
 
 def _sparse_models(groups: Sequence[Group]) -> dict[str, CircuitRun]:
     """A run with open edges for each sparse model and task."""
     return {
-        f"{line.run.result.model}, {group.task}": line.run
+        f"{line.label}, {group.task}": line.run
         for group in groups
         for line in group.lines
         if any(prompt.open is not None for prompt in line.run.prompts)

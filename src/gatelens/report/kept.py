@@ -12,7 +12,19 @@ from matplotlib.lines import Line2D
 
 from gatelens.curves import Curve, multiplier
 from gatelens.errors import GatelensError
-from gatelens.report.style import GREY, colours, log_axis, note, panel_axes, power, shape, shown, styled, task_title
+from gatelens.report.style import (
+    GREY,
+    colours,
+    log_axis,
+    note,
+    panel_axes,
+    power,
+    shape,
+    shown,
+    styled,
+    task_title,
+    wrapped,
+)
 
 NOUNS = {"heads": "Heads", "edges": "Edges", "attention": "Attention Edges"}
 Pair = tuple[str, str]  # the dense model and the sparse one
@@ -52,7 +64,7 @@ def kept_figure(
         _scale(axis, level, curves)
         _draw(axis, curves, styles, threshold, named)
         _compare(axis, curves, styles, chosen[task], threshold)
-        axis.set_title(task_title(task))
+        axis.set_title(wrapped(task_title(task), 2.0))
         if axis.get_legend_handles_labels()[0]:
             axis.legend(loc="lower right", frameon=True, framealpha=0.8, edgecolor="none", borderpad=0.2)
     # 3. What they share.
@@ -108,9 +120,9 @@ def _draw(
     for model, curve in curves.items():
         colour, line = styles[model]
         x, y, low, high = _points(curve)
-        label = shown(model) if named else f"_{model}"
+        label = _entry(shown(model)) if named else f"_{model}"
         if curve.count_at(threshold) is None:
-            label = f"{shown(model)} (below {threshold:g})"
+            label = _entry(f"{shown(model)} (below {threshold:g})")
         axis.plot(x, y, line, color=colour, label=label)
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     if baselines and named:
@@ -135,11 +147,16 @@ def _compare(
             continue
         times = _times(multiplier(curves[dense], curves[sparse], threshold))
         alone = len(pairs) == 1
-        label = "_multiplier" if alone else f"{shown(dense)} / {shown(sparse)}: {times}"
+        label = "_multiplier" if alone else _entry(f"{shown(dense)} / {shown(sparse)}: {times}")
         colour = "0.15" if alone else styles[sparse][0]
         axis.plot(ends, [threshold] * 2, "--", color=colour, linewidth=0.9, zorder=3, label=label)
         if alone:
             _above(axis, ends, threshold, times)
+
+
+def _entry(text: str) -> str:
+    """A text for the legend of a panel, within its width."""
+    return wrapped(text, 1.7, 7)
 
 
 def _legend(figure: SubFigure, styles: Mapping[str, tuple[str, str]], random: bool) -> None:

@@ -1,13 +1,15 @@
 """The report page: one folder that opens from disk, with summary, figures and interactive views of saved runs.
 
 Everything that a run brings (names, prompts, settings) is data: the template escapes it, scripts only ever set it as
-text, and the page's policy lets no script run and nothing load from anywhere but the folder itself.
+text, and the page's policy lets no script run that stands in the page and nothing load from the network. It names files
+beside the folder itself: in Firefox, a page on disk is not of the same origin as the files next to it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +47,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path) -> Report:
     An earlier report in ``out`` is replaced; any other folder there is refused. No model is loaded. Cost: about a
     second for each figure.
     """
-    out = Path(out)
+    out = Path(out) if Path(out).name else Path(out).resolve()  # "." has no name of its own
     plotly = _plotly()
     _check_out(out)
     runs = read_runs(folders)
@@ -101,7 +103,8 @@ def _write(runs: Runs, plotly: Path, folder: Path, out: Path) -> Report:
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
     reported = [str(run.folder) for run in runs.all]
-    (folder / _MARK).write_text(json.dumps({"runs": reported, "problems": problems}, indent=2))
+    mark = {"runs": [_place(run.folder) for run in runs.all], "problems": problems}
+    (folder / _MARK).write_text(json.dumps(mark, indent=2))
     return Report(out / "index.html", reported, len(pictures), problems)
 
 
@@ -142,8 +145,16 @@ def _about(run: Run) -> dict[str, Any]:
         more = {"attention": attention, "seconds": f"{result.seconds:.0f}"}
         if isinstance(run, CircuitRun) and run.graph is None:
             more["note"] = "saved by an earlier version: no circuit graph and no attention"
-    rows = [("folder", str(run.folder)), *_flat(more), *_flat(run.asked)]
+        elif isinstance(run, CircuitRun) and not run.prompts:
+            more["note"] = "no attention: the prompts are too long for it to be saved"
+    rows = [("folder", _place(run.folder)), *_flat(more), *_flat(run.asked)]
     return {"title": title, "rows": rows}
+
+
+def _place(folder: Path) -> str:
+    """A run's folder from here, or the end of its path: a page that is passed on need not tell of this machine."""
+    near = os.path.relpath(folder)
+    return "/".join(folder.resolve().parts[-2:]) if near.startswith("..") else near
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -197,4 +208,4 @@ def _figure(value: float | None) -> str:
 
 
 def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}x"
+    return "-" if value is None else "∞x" if math.isinf(value) else f"{value:.1f}x"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gatelens.ablation import AblationCurve
 from gatelens.errors import GatelensError
-from gatelens.report.style import BLUE, GREEN, GREY, RED, panel_axes, shape, shown, styled, task_title
+from gatelens.report.style import BLUE, GREEN, GREY, RED, panel_axes, shape, shown, styled, task_title, wrapped
 
 # Told apart by their lines as well.
 STYLES = {
@@ -44,7 +44,7 @@ def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean sc
         image = axis.imshow(
             scores, vmin=vmin, vmax=vmax, cmap=colours, aspect="auto", origin="lower", interpolation="nearest"
         )
-        axis.set_title(shown(name))
+        axis.set_title(wrapped(shown(name), width - 0.3))
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     figure.supxlabel("head")
@@ -71,9 +71,10 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     for row, (task, cells) in zip(axes, grid.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
             _draw(axis, cells.get(model, ()))
-        row[-1].annotate(task_title(task), (1.04, 0.5), xycoords="axes fraction", rotation=270, va="center", fontsize=9)
+        name = wrapped(task_title(task), 1.3)
+        row[-1].annotate(name, (1.04, 0.5), xycoords="axes fraction", rotation=270, va="center", fontsize=9)
     for axis, model in zip(axes[0], models, strict=True):
-        axis.set_title(shown(model))
+        axis.set_title(wrapped(shown(model), 1.7))
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))

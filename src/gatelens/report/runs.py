@@ -157,6 +157,9 @@ def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
         _check_head_map(folder, run.head_scores)
     elif graph is not None and run.edge_scores.shape != graph.edges.shape:
         raise GatelensError(f"{folder} holds scores of another model than its {graph.n_layers} layers: run it again.")
+    heads = None if graph is None else (graph.n_layers, graph.n_heads)
+    if heads is not None and any(tuple(prompt.attention.shape[:2]) != heads for prompt in run.prompts):
+        raise GatelensError(f"{folder} holds attention of another model than its {heads[0]} layers: run it again.")
     return run
 
 
@@ -223,6 +226,9 @@ def labels(runs: Sequence[R]) -> dict[str, R]:
     twice = {name for name in names if names.count(name) > 1}
     found: dict[str, R] = {}
     for name, run in zip(names, runs, strict=True):
-        label = f"{name} ({run.folder.name})" if name in twice else name
-        found[label if label not in found else f"{name} ({run.folder})"] = run
+        label, parts = name, run.folder.resolve().parts
+        for depth in range(1, len(parts) + 1):  # as much of the path as tells them apart
+            if label in found or (depth == 1 and name in twice):
+                label = f"{name} ({'/'.join(parts[-depth:])})"
+        found[label] = run
     return found

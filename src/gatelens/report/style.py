@@ -99,6 +99,11 @@ def shown_token(token: str) -> str:
     return "␣" * front + shown(inner) + "␣" * back or '""'
 
 
+def wrapped(text: str, inches: float, size: float = 9) -> str:
+    """A text that is shown, in lines that stay within this width: names of models can be long."""
+    return "\n".join(textwrap.wrap(text, max(8, int(inches * 72 / (0.65 * size)))))
+
+
 def task_title(name: str) -> str:
     """A task's name as it is published: ``greater-than`` is "Greater Than", ``ioi-long`` "IOI Long".
 

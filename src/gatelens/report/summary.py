@@ -63,9 +63,19 @@ def _line(label: str, named: dict[str, CircuitRun], threshold: float) -> Line:
 
 
 def dense_of(label: str, named: dict[str, CircuitRun]) -> str | None:
-    """The dense model that a sparse one belongs to: the only one there is, or else the one whose name it contains."""
-    dense = [name for name, run in named.items() if not run.sparse]
+    """The dense model that a sparse one belongs to: the only one of its shape, or else the one whose name it contains.
+
+    Of several such names the longest counts: ``sparse-gpt2-medium`` also contains ``gpt2``.
+    """
+    ours = named[label]
+    dense = [name for name, run in named.items() if not run.sparse and _same_shape(run, ours)]
     if len(dense) > 1:
-        model = named[label].result.model
-        dense = [name for name in dense if named[name].result.model in model]
+        dense = [name for name in dense if named[name].result.model in ours.result.model]
+        longest = max((len(named[name].result.model) for name in dense), default=0)
+        dense = [name for name in dense if len(named[name].result.model) == longest]
     return dense[0] if len(dense) == 1 else None
+
+
+def _same_shape(one: CircuitRun, other: CircuitRun) -> bool:
+    """Earlier versions did not save the shape: it may be the same."""
+    return one.graph is None or other.graph is None or one.graph == other.graph

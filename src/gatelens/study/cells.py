@@ -77,11 +77,17 @@ class Cell:
     settings: CircuitSettings | GateSettings
     options: dict[str, Any] = field(default_factory=dict)  # of the task
     varied: dict[str, Any] = field(default_factory=dict)  # settings that are a grid's, besides the level
+    files: dict[str, str] = field(default_factory=dict)  # options that are files, with their path made whole
 
     @property
     def level(self) -> str:
         """What is gated: heads, edges, attention; or ``roles``, where gates are learned."""
         return self.settings.level if isinstance(self.settings, CircuitSettings) else "roles"
+
+    @property
+    def whole_options(self) -> dict[str, Any]:
+        """The task's options, as it is given them."""
+        return {**self.options, **self.files}
 
     def identity(self) -> dict[str, Any]:
         """What was asked, without the memory it may take: that changes no numbers."""
@@ -101,6 +107,8 @@ class Cell:
         about = {**self.identity(), "source": source_fingerprint(self.model.where), "versions": versions()}
         if (file := Path(self.where)).is_file():
             about["lines"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        if self.files:
+            about["files"] = {k: hashlib.sha256(Path(v).read_bytes()).hexdigest() for k, v in self.files.items()}
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def half_memory(self) -> Cell:

@@ -20,7 +20,6 @@ from rich.table import Table
 from gatelens.batches import as_responses
 from gatelens.circuit import CircuitSettings, memory_estimate
 from gatelens.curves import grid
-from gatelens.errors import GatelensError
 from gatelens.gate import GateSettings
 from gatelens.graph import Graph
 from gatelens.loading import BUILT_IN
@@ -28,7 +27,7 @@ from gatelens.model import Model
 from gatelens.study.cells import Cell, ModelSpec
 from gatelens.study.file import Study
 from gatelens.study.folder import StudyFolder
-from gatelens.study.work import OneModel
+from gatelens.study.work import OneModel, reason
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
 
@@ -128,13 +127,13 @@ def gate_forwards(settings: GateSettings) -> float:
 def _estimate(cell: Cell, folder: StudyFolder, models: OneModel) -> Estimate:
     if folder.is_done(cell, folder.outcome(cell)):
         return Estimate(cell, 0, 0, None, "done")
-    if _is_here(cell.model):
-        try:
+    try:
+        if _is_here(cell.model):
             shape, note = _measured(cell, models(cell.model)), "measured"
-        except GatelensError as error:
-            return Estimate(cell, 0, None, None, f"cannot run: {error}")
-    else:
-        shape, note = _guessed(cell), "guessed: the model is not on this machine"
+        else:
+            shape, note = _guessed(cell), "guessed: the model is not on this machine"
+    except Exception as error:  # whatever it is: the other cells are listed
+        return Estimate(cell, 0, None, None, f"cannot run: {reason(error, folder.run_folder(cell))}")
     settings = cell.settings
     forwards = circuit_forwards(settings, shape) if isinstance(settings, CircuitSettings) else gate_forwards(settings)
     seconds = forwards * shape.seconds if shape.seconds else None
@@ -171,7 +170,7 @@ def _measured(cell: Cell, model: Model) -> Shape:
 
 
 def _prompts(cell: Cell, model: Model) -> Any:
-    task = make_task(cell.where, model, n=4, seed=0, **cell.options)
+    task = make_task(cell.where, model, n=4, seed=0, **cell.whole_options)
     if isinstance(task, CircuitTask) and isinstance(cell.settings, CircuitSettings):
         return task.buckets[0].clean.to(model.device)
     batch = next(iter(as_responses(task).batches(4)))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,8 +105,9 @@ def _models(toml: Toml) -> dict[str, ModelSpec]:
             about = {**about, key: _typed(toml, key, about[key], hints[key], (*keys, key))}
         if about.get("dtype", DTYPES[0]) not in DTYPES:
             raise toml.unknown("dtype", about["dtype"], DTYPES, *keys, "dtype")
-        if about.get("cpus", 1) <= 0 or (about.get("gpus") or 0) < 0:
-            raise toml.mistake("cpus is above 0, gpus 0 or more.", *keys)
+        gpus = about.get("gpus") or 0
+        if about.get("cpus", 1) <= 0 or gpus < 0 or (gpus > 1 and gpus % 1):
+            raise toml.mistake("cpus is above 0, gpus 0 or more, and a whole number above 1.", *keys)
         models[label] = ModelSpec(label, _model_at(toml, about["load"], at), **about)
     for label, spec in models.items():
         if spec.dense is not None and (spec.dense not in models or spec.dense == label):
@@ -118,9 +120,9 @@ def _model_at(toml: Toml, what: str, keys: Keys) -> str:
     """What to give to `gatelens.load`; a path is relative to the file."""
     if what in BUILT_IN:
         return what
-    path = toml.path.parent / Path(what).expanduser()
+    path = _path(toml, what)
     if what and path.exists():
-        return str(path.resolve())
+        return str(path)
     if not what or what.startswith((".", "~", "/")) or what.count("/") > 1 or what.endswith((".gguf", ".bin")):
         raise toml.mistake(
             f"no folder or file '{what}' ({path}): give a path that exists, relative to the file.", *keys
@@ -132,6 +134,11 @@ def _model_at(toml: Toml, what: str, keys: Keys) -> str:
             *keys,
         )
     return what
+
+
+def _path(toml: Toml, what: str) -> Path:
+    """A path of the study, which is relative to its file, made whole."""
+    return (toml.path.parent / os.path.expanduser(what)).resolve()  # Path's own raises where there is no such user
 
 
 def _sections(toml: Toml, kind: Kind) -> Iterator[tuple[dict[str, Any], Keys]]:
@@ -169,10 +176,13 @@ def _cells(
             given |= {k: (v, (*keys, *part, k)) for k, v in values.items() if k in (*known, "options")}
         options, at = given.pop("options", ({}, keys))
         _check_options(toml, task, options, at)
+        source = options.get("source")
+        is_file = isinstance(source, str) and _path(toml, source).is_file()  # not a set of the hub
+        files = {"source": str(_path(toml, source))} if is_file else {}
         for settings, varied in _grid(toml, kind, given, keys):
             level = settings.level if isinstance(settings, CircuitSettings) else "roles"
             name = cell_name(level, task, label, varied)
-            yield Cell(name, kind, models[label], task, places[task], settings, options, varied)
+            yield Cell(name, kind, models[label], task, places[task], settings, options, varied, files)
 
 
 def _names(
@@ -200,9 +210,9 @@ def _task_at(toml: Toml, kind: Kind, task: str, keys: Keys) -> str:
                 f"the task {task} has target responses, not clean and corrupt prompts: it belongs in [gate].", *keys
             )
         return task
-    path = toml.path.parent / Path(task).expanduser()
+    path = _path(toml, task)
     if path.is_file():
-        return str(path.resolve())
+        return str(path)
     if path.suffix == ".jsonl":
         raise toml.mistake(f"no file '{task}' ({path}): give a path that exists, relative to the study.", *keys)
     raise toml.unknown("task", task, TASKS, *keys)

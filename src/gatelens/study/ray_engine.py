@@ -59,7 +59,7 @@ def _connect(address: str | None) -> Any:
         raise GatelensError("this process is connected to Ray already: call ray.shutdown() first.")
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = f"the cluster at {address}" if address else "a Ray of this machine"
         said = " ".join(str(error).split()).rstrip(".")
         raise GatelensError(f"cannot reach {where} ({said}): check --address, or take --engine local.") from error
@@ -67,7 +67,6 @@ def _connect(address: str | None) -> Any:
 
 
 def _run_all(ray: Any, cells: list[Cell], folder: StudyFolder, display: Display, outcomes: dict[str, Outcome]) -> None:
-    remote = ray.remote(run_in_worker)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     running: dict[Any, Cell] = {}
     for cell in cells:
@@ -76,7 +75,8 @@ def _run_all(ray: Any, cells: list[Cell], folder: StudyFolder, display: Display,
             outcomes[cell.name] = Outcome(cell.name, "failed", reason=lack)
             display.ended(outcomes[cell.name])
             continue
-        task = remote.options(name=cell.name, max_retries=RETRIES, **needs)
+        # Not by `options` alone: a worker with a GPU is to end with its cell, which Ray decides here.
+        task = ray.remote(max_retries=RETRIES, **needs)(run_in_worker).options(name=cell.name)
         running[task.remote(cell, str(folder.out))] = cell
     while running:
         display.at(f"on Ray: {', '.join(cell.name for cell in list(running.values())[:3])}")

@@ -128,14 +128,14 @@ def _finish(study: Study, folder: StudyFolder, outcomes: Mapping[str, Outcome]) 
 
 
 def _report(summary: Summary, folder: StudyFolder) -> tuple[Path | None, tuple[str, ...]]:
-    """The report's page and what is wrong with it. One that is younger than all cells is left as it is."""
+    """The report's page and what is wrong with it. One that is younger than all outcomes is left as it is."""
     from gatelens.report.page import write_report
 
     done = [cell for cell in summary.study.cells if summary.outcomes[cell.name].status == "done"]
     if not done:
         return None, ()
     page = folder.report / "index.html"
-    if page.exists() and page.stat().st_mtime > max(summary.outcomes[cell.name].ended or 0 for cell in done):
+    if page.exists() and page.stat().st_mtime > max(one.ended or 0 for one in summary.outcomes.values()):
         return page, ()
     try:
         report = write_report([folder.run_folder(cell) for cell in done], folder.report)

@@ -100,19 +100,25 @@ class Summary:
 def multipliers(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> list[Multiplier]:
     """Of every sparse cell whose dense one is known: named by the model's `dense`, or the only other model."""
     counts = {
-        (cell.model.label, cell.level, cell.task, _key(cell.varied)): outcomes[cell.name].count
+        (cell.model.label, *_compared(cell)): outcomes[cell.name].count
         for cell in cells
         if cell.kind == "circuit" and outcomes[cell.name].status == "done"
     }
     pairs = _pairs(cells, outcomes)
     found: list[Multiplier] = []
     for cell in cells:
-        sparse, rest = cell.model.label, (cell.level, cell.task, _key(cell.varied))
+        sparse, rest = cell.model.label, _compared(cell)
         if sparse in pairs:
             ours, theirs = counts.get((sparse, *rest)), counts.get((pairs[sparse], *rest))
             if ours and theirs:
                 found.append(Multiplier(cell.task, cell.level, pairs[sparse], sparse, theirs / ours, cell.varied))
     return found
+
+
+def _compared(cell: Cell) -> tuple[object, ...]:
+    """What two cells share whose counts can be compared: settings may differ between models."""
+    names = ("method", "threshold", "ranking", "source", "seed")
+    return cell.level, cell.task, _key(cell.varied), *(getattr(cell.settings, name, None) for name in names)
 
 
 def _pairs(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from gatelens.study.cells import Cell, ModelSpec
 from gatelens.study.folder import Outcome, StudyFolder
 
 Open = Callable[[ModelSpec], Model]
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
 
 
 class OneModel:
@@ -83,8 +84,8 @@ def run_cell(
     except Timeout:
         return None
     except OSError as error:  # not even the record could be written
-        reason = f"cannot write to {out}: {error.strerror or error}."
-        return Outcome(cell.name, "failed", fingerprint, reason=reason, process=os.getpid(), ended=begun)
+        said = f"cannot write to {out}: {error.strerror or error}."
+        return Outcome(cell.name, "failed", fingerprint, reason=said, process=os.getpid(), ended=begun)
 
 
 def _run(cell: Cell, folder: Path, open_model: Open, progress: Progress | None) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _run(cell: Cell, folder: Path, open_model: Open, progress: Progress | None) 
         foreseen = isinstance(error, GatelensError | OSError) or is_out_of_memory(error)
         return {
             "status": "failed",
-            "reason": _reason(error, folder),
+            "reason": reason(error, folder),
             "trace": None if foreseen else "".join(traceback.format_exception(error)),
             "seconds": time.monotonic() - begun,
         }
@@ -111,7 +112,7 @@ def _run(cell: Cell, folder: Path, open_model: Open, progress: Progress | None) 
 
 def _find(cell: Cell, model: Model, folder: Path, progress: Progress | None) -> dict[str, Any]:
     about: dict[str, Any] = {"status": "done", "sparse": is_sparse(model.hf)}
-    common: dict[str, Any] = {"out": folder, "options": cell.options, "progress": progress}
+    common: dict[str, Any] = {"out": folder, "options": cell.whole_options, "progress": progress}
     if isinstance(cell.settings, CircuitSettings):
         circuit = find_circuit(model, cell.where, cell.settings, **common)
         return {**about, "count": circuit.count, "total": circuit.curve.total, "seconds": circuit.seconds}
@@ -125,7 +126,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on the processor or on a device."""
     said = str(error)
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("not enough memory" in said or "can't allocate memory" in said)
+        isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
     )
 
 
@@ -135,7 +136,8 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _reason(error: Exception, folder: Path) -> str:
+def reason(error: Exception, folder: Path) -> str:
+    """Why a cell failed, in one sentence."""
     said = " ".join(str(error).split())
     if isinstance(error, GatelensError):
         return said

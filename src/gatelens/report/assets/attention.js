@@ -13,6 +13,7 @@
 
   const view = () => data.attention[runs.value];
   const tokens = () => view().prompts[prompts.value].tokens;
+  const isRead = () => window.gatelens.patterns[runs.value] !== undefined;
 
   // Choosing what is shown
 
@@ -40,6 +41,7 @@
   }
 
   function choosePrompt() {
+    if (!isRead()) return;
     query = tokens().length - 1;
     find("attention-tokens").replaceChildren(...tokens().map((text, i) => {
       const button = make("button", { type: "button" }, token(text));
@@ -72,6 +74,7 @@
   // Showing it
 
   function show() {
+    if (!isRead()) return; // it is shown once it is
     const words = tokens().map((text) => plain(token(text)));
     const z = weights();
     const places = words.map((_, i) => i);
@@ -97,6 +100,7 @@
 
   // The keys of the chosen query: their weights as shades of the tokens, and the strongest in words.
   function shade() {
+    if (!isRead()) return;
     const row = weights()[query];
     [...find("attention-tokens").children].forEach((button, i) => {
       button.setAttribute("aria-pressed", i === query);
