@@ -238,6 +238,12 @@ class TestFiles:
         assert ours == pytest.approx(expected.effect.tolist(), abs=1e-5)
         assert [float(row["kept"]) for row in rows if row["ranking"] == "random"] == expected.kept.tolist()
 
+    def test_the_price_of_open_edges_has_its_data(self, page: Path) -> None:
+        (price,) = (page / "figures").glob("*loss-against-open-edges.csv")
+        with price.open(newline="") as file:
+            found = {row["what"]: float(row["value"]) for row in csv.DictReader(file)}
+        assert found == {"book dense loss": 3.0, "book above dense": 0.01, "book kl": 0.1, "book open": 0.2}
+
     def test_scripts_cannot_be_left(self) -> None:
         text = as_script({"a": "</script><!-- & \u2028 ü"})
         assert not set("<>&\u2028") & set(text)

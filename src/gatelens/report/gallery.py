@@ -20,7 +20,7 @@ from gatelens.report.roles import ablation_figure, head_maps
 from gatelens.report.runs import CircuitRun, GateRun, Runs, SparsifyRun, labels
 from gatelens.report.style import save_figure
 from gatelens.report.summary import Group
-from gatelens.report.training import open_edges_figure, training_figure
+from gatelens.report.training import loss_against_open_figure, open_edges_figure, training_figure
 from gatelens.report.views import top_edges
 
 Table = tuple[Sequence[str], list[Sequence[Any]]]
@@ -81,6 +81,8 @@ def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[_Plan]:
         yield _open_edges(label, run)
     for sparsified in runs.sparsified:
         yield _training(sparsified)
+    if judged := {run.name: run.judged for run in runs.sparsified if run.judged}:
+        yield _price(judged)
 
 
 def titled(gates: Sequence[GateRun]) -> dict[str, GateRun]:
@@ -236,6 +238,17 @@ def _training(run: SparsifyRun) -> _Plan:
     title = f"Sparse post-training: {run.name}"
     alt = f"Loss and open edges against steps; at step {last['step']:.0f} {last['open']:.2%} of the edges are open."
     return _Plan(title, alt, lambda: training_figure(run.log, run.judged, target, run.name), table)
+
+
+def _price(judged: dict[str, list[dict[str, float]]]) -> _Plan:
+    def table() -> Table:
+        steps = [(run, row) for run, found in judged.items() for row in found]
+        rows = [(run, row["step"], key, value) for run, row in steps for key, value in row.items() if key != "step"]
+        return ("run", "step", "what", "value"), list(rows)
+
+    title = "Loss against open edges"
+    alt = f"Loss above the dense model against open edges on held-out text, during {', '.join(judged)}."
+    return _Plan(title, alt, lambda: loss_against_open_figure(judged, title), table)
 
 
 def _write_csv(path: Path, table: Table) -> None:
