@@ -20,9 +20,9 @@ from gatelens.results import (
     read_json,
     read_tensors,
     save_curve,
-    versions,
     write_json,
 )
+from gatelens.versions import versions
 
 REQUEST = {"model": {"name": "a", "fingerprint": "1"}, "settings": {"n": 3, "level": "heads"}}
 

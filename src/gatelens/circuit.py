@@ -26,12 +26,13 @@ from gatelens.journal import Journal, Progress
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
-from gatelens.results import RESULT, load_curve, open_folder, read_json, save_curve, versions, write_json, write_tensors
+from gatelens.results import RESULT, load_curve, open_folder, read_json, save_curve, write_json, write_tensors
 from gatelens.scores import AttentionScores, Scores
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
 from gatelens.top_k import Circuits, EdgeCircuits, circuits
 from gatelens.validity import Validity, agreement, complement_effect, overlap
+from gatelens.versions import versions
 
 Level = Literal["heads", "edges", "attention"]
 Method = Literal["patching", "eap", "eap-ig"]

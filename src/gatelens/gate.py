@@ -18,8 +18,9 @@ from gatelens.journal import Journal, Progress
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
 from gatelens.model import Model
 from gatelens.report.figures import ablation_figure, head_maps, save_figure
-from gatelens.results import RESULT, open_folder, read_json, read_tensors, versions, write_json, write_tensors
+from gatelens.results import RESULT, open_folder, read_json, read_tensors, write_json, write_tensors
 from gatelens.tasks import task as make_task
+from gatelens.versions import versions
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,6 @@ from gatelens.curves import Curve
 from gatelens.errors import GatelensError
 
 ASKED, RESULT = "asked.json", "result.json"
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result was made with."""
-    packages = {name: version(name) for name in ("gatelens", "torch", "transformers")}
-    return {**packages, "python": platform.python_version()}
 
 
 def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:

@@ -316,6 +316,13 @@ def test_tensorboard(llama: Model, text: Path, tmp_path: Path) -> None:
 # --- What is refused ---
 
 
+def test_a_run_says_its_versions(llama: Model, text: Path, tmp_path: Path) -> None:
+    sparsify(llama, text, SparsifySettings(**SMALL, steps=1), tmp_path / "run")
+    said = json.loads((tmp_path / "run" / "settings.json").read_text())["versions"]
+    assert said["torch"] == torch.__version__.split("+")[0] or said["torch"] == torch.__version__
+    assert said["gatelens"] == gatelens.__version__
+
+
 def test_divergence_keeps_the_last_checkpoint(llama: Model, text: Path, tmp_path: Path) -> None:
     settings = SparsifySettings(steps=50, weights="full", target=0.01, **{**SMALL, "learning_rate": 10.0})
     with pytest.raises(GatelensError, match=r"diverged at step \d+.*lower learning_rate"):

@@ -16,8 +16,9 @@ from gatelens.curves import Curve
 from gatelens.gate import GateSettings
 from gatelens.graph import Graph
 from gatelens.methods.head_gating import KINDS
-from gatelens.results import save_curve, versions, write_json, write_tensors
+from gatelens.results import save_curve, write_json, write_tensors
 from gatelens.validity import Validity
+from gatelens.versions import versions
 
 SMALL = Graph(n_layers=3, n_heads=4, n_kv_heads=2)
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -19,7 +19,7 @@ from gatelens.circuit import CircuitSettings
 from gatelens.gate import GateSettings
 from gatelens.loading import BUILT_IN, load
 from gatelens.model import Model
-from gatelens.results import versions
+from gatelens.versions import versions
 
 Kind = Literal["circuit", "gate"]
 DTYPES = ("float32", "bfloat16", "float16")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from rich.console import Console
@@ -50,7 +49,8 @@ def run_study(
         check_ray()
         run = partial(run_on_ray, address=address)
     folder.claim(study)
-    with Display(console or Console(stderr=True), len(study.cells)) as display:
+    display = Display(console or Console(stderr=True), len(study.cells))
+    with display.progress:
         outcomes = run(study, folder, display)
     return _finish(study, folder, outcomes)
 
@@ -65,15 +65,6 @@ class Display:
         self.all = self.progress.add_task("cells", total=total)
         self.part = self.progress.add_task("", total=None, visible=False)
         self.cell = ""
-
-    def __enter__(self) -> Display:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.stop()
 
     def at(self, what: str) -> None:
         """Say what is being worked on."""

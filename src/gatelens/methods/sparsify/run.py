@@ -44,6 +44,7 @@ from gatelens.methods.sparsify.student import Student
 from gatelens.methods.sparsify.training import WEIGHTS, Training
 from gatelens.model import Model
 from gatelens.text import Source, sequences
+from gatelens.versions import versions
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -202,7 +203,7 @@ def _claim(folder: Path, model: Model, settings: SparsifySettings, read: Tensor)
     elif (folder / "config.json").exists() or (folder / "log.csv").exists():
         raise GatelensError(f"{folder} holds something else already: write to another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**mine, "settings": settings.as_dict()}, indent=1))
+    path.write_text(json.dumps({**mine, "settings": settings.as_dict(), "versions": versions()}, indent=1))
 
 
 def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
