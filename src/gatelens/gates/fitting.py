@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from gatelens.gates.responses import response_log_probs, token_counts
 from gatelens.journal import Journal
 from gatelens.model import Model
-from gatelens.tasks.base import ResponseBatch
+from gatelens.tasks.base import ResponseBatch, ResponseTask
 
 Loss = Callable[[int, Tensor], Tensor]
 """Called as loss(number of the batch, gates (row, layer, head)); gives one number for each row."""
@@ -94,11 +94,19 @@ def uniform_logits(model: Model, seed: int) -> Tensor:
     return gates.clamp(1e-6, 1 - 1e-6).logit()
 
 
-def in_order(batches: Sequence[ResponseBatch], number: int, seed: int) -> ResponseBatch:
-    """The batch of this number: each epoch goes through all of them in an order of its own."""
-    epoch, place = divmod(number, len(batches))
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return batches[int(torch.randperm(len(batches), generator=generator)[place])]
+def draw_batch(task: ResponseTask, size: int, number: int, seed: int) -> ResponseBatch:
+    """The batch of this number: examples in a random order, and in another one each time that all were read.
+
+    Every batch has `size` examples, so that none weighs more than another; all of them if there are fewer.
+    """
+    size = min(size, len(task))
+    places = (divmod(place, len(task)) for place in range(number * size, (number + 1) * size))
+    return task.batch([int(_shuffled(len(task), seed, epoch)[place]) for epoch, place in places])
+
+
+@lru_cache(maxsize=8)
+def _shuffled(n: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
 def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import Schedule, fit_gates, in_order, mean_nll, uniform_logits
+from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
 from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.processes import all_rows, my_rows
-from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.base import ResponseBatch, ResponseTask
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,20 @@ def fit_contrast(
     for task in (keep, lose):
         check_responses(model, task, settings.memory_gb)
     (keep, keep_test), (lose, lose_test) = _split(keep, settings.held_out), _split(lose, settings.held_out)
-    keeps, loses = list(keep.batches(settings.batch)), list(lose.batches(settings.batch))
     ceiling = math.log(model.hf.config.vocab_size)
     mine = my_rows(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
 
+    def batches(number: int) -> list[ResponseBatch]:
+        return [draw_batch(task, settings.batch, number, settings.seed) for task in (keep, lose)]
+
     def loss(number: int, gates: Tensor) -> Tensor:
-        kept = mean_nll(model, in_order(keeps, number, settings.seed), gates, settings.autocast)
-        lost = mean_nll(model, in_order(loses, number, settings.seed), gates, settings.autocast)
+        kept, lost = (mean_nll(model, batch, gates, settings.autocast) for batch in batches(number))
         return kept + (ceiling - lost).clamp(min=0)
 
     def at_once(number: int) -> int:
-        batches = in_order(keeps, number, settings.seed), in_order(loses, number, settings.seed)
-        return min(rows_at_once(model, batch, grad=True, memory_gb=settings.memory_gb / 2) for batch in batches)
+        half = settings.memory_gb / 2
+        return min(rows_at_once(model, batch, grad=True, memory_gb=half) for batch in batches(number))
 
     schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
     logits, losses = fit_gates(start, loss, at_once, schedule, start.new_zeros(len(mine)), journal, "contrast")

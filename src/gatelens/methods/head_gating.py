@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import Schedule, fit_gates, in_order, mean_nll, uniform_logits
+from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
 from gatelens.gates.responses import check_responses, rows_at_once
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.processes import all_rows, my_rows
-from gatelens.tasks.base import CircuitTask, ResponseTask
+from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 KINDS = ("facilitation", "irrelevance", "interference")
 
@@ -107,16 +107,17 @@ def fit_head_gates(
     journal = journal or Journal()
     responses = as_responses(task)
     check_responses(model, responses, settings.memory_gb)
-    batches = list(responses.batches(settings.batch))
     mine = my_rows(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
 
+    def batch(number: int) -> ResponseBatch:
+        return draw_batch(responses, settings.batch, number, settings.seed)
+
     def loss(number: int, gates: Tensor) -> Tensor:
-        return mean_nll(model, in_order(batches, number, settings.seed), gates, settings.autocast)
+        return mean_nll(model, batch(number), gates, settings.autocast)
 
     def at_once(number: int) -> int:
-        batch = in_order(batches, number, settings.seed)
-        return rows_at_once(model, batch, grad=True, memory_gb=settings.memory_gb)
+        return rows_at_once(model, batch(number), grad=True, memory_gb=settings.memory_gb)
 
     def schedule(rate: tuple[float, float]) -> Schedule:
         return Schedule(settings.updates, rate, settings.accumulate, settings.clamp)

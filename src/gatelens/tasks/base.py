@@ -147,9 +147,10 @@ class ResponseTask:
             raise GatelensError(f"batches take a size from 1 and a side 'right' or 'left', not {size} and {side!r}.")
         order = sorted(range(len(self)), key=lambda i: len(self.examples[i]))
         for start in range(0, len(order), size):
-            yield self._batch(order[start : start + size], side)
+            yield self.batch(order[start : start + size], side)
 
-    def _batch(self, which: list[int], side: Literal["right", "left"]) -> ResponseBatch:
+    def batch(self, which: Sequence[int], side: Literal["right", "left"] = "right") -> ResponseBatch:
+        """The examples of these numbers, padded at this side."""
         longest = max(len(self.examples[i]) for i in which)
         tokens = torch.full((len(which), longest), self.pad_id)
         mask = torch.zeros(len(which), longest, dtype=torch.int64)

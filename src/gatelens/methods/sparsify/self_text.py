@@ -30,20 +30,24 @@ def write_text(model: Model, text: Tensor, count: int, length: int, seed: int, j
     for number in range(pieces):
         generator = torch.Generator().manual_seed(seed * 100_003 + number)
         opening = _openings(model, text, chat, number, generator)
-        written.append(journal.piece(f"text-{number}", partial(_continue, model, opening, length, seed)))
+        # Seeded by its number: openings alone do not tell pieces apart, as all chats begin alike.
+        compute = partial(_continue, model, opening, length, seed * 100_003 + number)
+        written.append(journal.piece(f"text-{number}", compute))
     return torch.cat(written)[:count]
 
 
 def _openings(model: Model, text: Tensor, chat: list[int], number: int, generator: torch.Generator) -> Tensor:
     """(PIECE, token): all of one kind, so that none is padded."""
-    kind = number % (3 if chat else 2)
+    kinds = 3 if chat else 2
+    kind = number % kinds
     if kind == 0:
         special = set(model.tokenizer.all_special_ids)
-        ordinary = torch.tensor([i for i in range(model.hf.config.vocab_size) if i not in special])
+        known = min(model.hf.config.vocab_size, len(model.tokenizer))  # some models have more rows than there are tokens
+        ordinary = torch.tensor([i for i in range(known) if i not in special])
         return ordinary[torch.randint(len(ordinary), (PIECE, 1), generator=generator)]
     if kind == 1:
         tokens = text.flatten()
-        width = min(len(tokens), 1 + number % LONGEST)
+        width = min(len(tokens), 1 + number // kinds % LONGEST)
         starts = torch.randint(len(tokens) - width + 1, (PIECE, 1), generator=generator)
         return tokens[starts + torch.arange(width)]
     return torch.tensor(chat).expand(PIECE, -1)
@@ -63,7 +67,7 @@ def _continue(model: Model, opening: Tensor, length: int, seed: int) -> Tensor:
     """The openings, continued to `length` tokens by sampling; an end-of-text token is a token like any other."""
     opening = opening[:, : length - 1].to(model.device)
     with torch.random.fork_rng():
-        torch.manual_seed(seed * 100_003 + int(opening.sum()))
+        torch.manual_seed(seed)
         written = model.hf.generate(
             opening,
             attention_mask=torch.ones_like(opening),
