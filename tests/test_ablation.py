@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from copying import COPIES, SPOILS, copying_model, copying_task
 from scipy import stats
 
-from gatelens import GatelensError
+from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.ablation import AblationCurve, ablation_curve, ablation_order
+from gatelens.cli import main
+from gatelens.contrast import load_contrast
+from gatelens.gate import GateSettings, find_roles
 from gatelens.gates.responses import response_log_probs
-from gatelens.mediation import compare_with_patching
+from gatelens.mediation import compare_runs, compare_with_patching
 from gatelens.methods.contrast import ContrastSettings, fit_contrast
 from gatelens.methods.head_gating import KINDS, HeadRoles
 from gatelens.scores import HeadScores
@@ -93,6 +98,44 @@ def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
     assert (found.lose < -1.5).all()
 
 
+def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
+    model, whole = copying_model(), copying_task(8)
+    found = fit_contrast(model, whole, copying_task(8, seed=1), ContrastSettings(seeds=1, updates=2, held_out=0.25))
+    held_out = ResponseTask("held out", 0, whole.examples[6:])
+    wanted = [
+        model.hf(torch.tensor([x.prompt_ids + x.response_ids])).logits[0].log_softmax(-1)[[2, 3], list(x.response_ids)]
+        for x in held_out.examples
+    ]
+    assert found.keep_open == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
+
+
+def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
+    task, settings = copying_task(8), ContrastSettings(seeds=1, updates=3, held_out=0.25)
+    other = ResponseTask("other", 0, [*task.examples[:6], *copying_task(2, seed=9).examples])
+    one, two = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
+    assert torch.equal(one.gates, two.gates)
+    assert not torch.equal(one.keep, two.keep)
+
+
+def test_two_ways_of_asking_from_the_command_to_the_file(
+    stories_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(tmp_path / "run")]
+    command += ["--keep-option", "ask=instruction", "--lose-option", "ask=examples", "--n", "8"]
+    command += ["--seeds", "2", "--updates", "2", "--batch", "2"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    again = load_contrast(tmp_path / "run")
+    assert again.contrast.gates.shape[0] == 2
+    assert f"{again.contrast.keep_open:+.2f} -> {again.contrast.keep.mean():+.2f}" in printed
+    rows = (tmp_path / "run" / "gates.csv").read_text().splitlines()
+    assert len(rows) == 1 + again.contrast.gates[0].numel()
+    assert not (tmp_path / "run" / "pieces").exists()
+
+
 def test_too_few_examples_to_hold_out() -> None:
     task = copying_task(1)
     with pytest.raises(GatelensError, match="too few to hold out"):
@@ -108,3 +151,34 @@ def test_the_comparison_with_patching_is_a_t_test(roles: HeadRoles) -> None:
     test = stats.ttest_ind(means[:2].numpy(), means[2:].numpy(), equal_var=False)
     assert (found.t, found.p) == (pytest.approx(test.statistic), pytest.approx(test.pvalue))
     assert found.facilitation > found.others
+
+
+def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRoles) -> None:
+    scores = torch.tensor([[3.0, 2.0, -1.0, 0.0], [9.0, 0.5, 0.0, -2.0]])
+    measured = torch.ones(2, 4, dtype=torch.bool)
+    measured[1, :2] = False  # the sample did not have these
+    found = compare_with_patching(roles, HeadScores(scores, "patching (noising)", measured), k=5)
+    assert found.marked == COPIES
+    means = roles.facilitation.mean(0)
+    assert found.others == pytest.approx(means[measured].sum().sub(means[0, :2].sum()).item() / 4)
+
+
+def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
+    with pytest.raises(GatelensError, match="marks 1 of 8 heads"):
+        compare_with_patching(
+            roles, HeadScores(torch.eye(2, 4)[:1].repeat(2, 1) * torch.tensor([[1], [0]]), "patching")
+        )
+
+
+def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(
+        stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
+    )
+    settings = CircuitSettings(method="patching", n=4, points=3, sample=0)
+    circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
+    (scores,) = circuit.scores
+    assert isinstance(scores, HeadScores)
+    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(found.roles, scores, k=3)
+    find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
+    with pytest.raises(GatelensError, match="holds no patched heads"):
+        compare_runs(tmp_path / "g", tmp_path / "e")

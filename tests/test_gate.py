@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gatelens import GatelensError, Model
 from gatelens.gate import GateSettings, find_roles, load_roles
@@ -40,6 +41,33 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
     for name in ("roles", "ablation"):
         assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+
+
+def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
+    saved = load_file(tmp_path / "roles.safetensors")
+    for kind in KINDS:
+        assert torch.equal(saved[kind], found.roles.kind(kind))
+    rows = list(csv.DictReader((tmp_path / "roles.csv").open()))
+    assert len(rows) == stories.n_layers * stories.n_heads * len(KINDS)
+    (row,) = [row for row in rows if (row["head"], row["kind"]) == ("L1H2", "irrelevance")]
+    plus, minus = found.roles.plus[:, 1, 2], found.roles.minus[:, 1, 2]
+    assert [float(row[f"seed {seed}"]) for seed in range(2)] == pytest.approx((plus * (1 - minus)).tolist(), rel=1e-4)
+    assert float(row["mean"]) == pytest.approx((plus * (1 - minus)).mean().item(), rel=1e-4)
+
+
+def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_free(
+    stories: Model, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    lines = ['{"prompt": "Once upon a", "response": " time"}'] * 5
+    long = json.dumps({"prompt": "Once upon a time. " * 300, "response": " Tom"})
+    own.write_text("\n".join([*lines, long]))
+    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    with pytest.raises(GatelensError, match=r"example 5 of .* has \d+ tokens .* reads 512"):
+        find_roles(stories, str(own), settings, out=tmp_path / "run")
+    own.write_text("\n".join([*lines, lines[0]]))
+    find_roles(stories, str(own), settings, out=tmp_path / "run")
 
 
 def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
     from gatelens.gates.gated_attention import gated_attention as gated_attention
     from gatelens.loading import load as load
+    from gatelens.mediation import compare_with_patching as compare_with_patching
     from gatelens.methods.attribution import attribute_attention as attribute_attention
     from gatelens.methods.attribution import attribute_edges as attribute_edges
     from gatelens.methods.attribution import attribute_heads as attribute_heads
+    from gatelens.methods.contrast import ContrastSettings as ContrastSettings
     from gatelens.methods.contrast import fit_contrast as fit_contrast
     from gatelens.methods.head_gating import HeadGatingSettings as HeadGatingSettings
     from gatelens.methods.head_gating import fit_head_gates as fit_head_gates
@@ -44,10 +46,12 @@ _WHERE = {
     "CurveSettings": "gatelens.curves",
     "GatelensError": "gatelens.errors",
     "Head": "gatelens.anatomy",
+    "ContrastSettings": "gatelens.methods.contrast",
     "HeadGatingSettings": "gatelens.methods.head_gating",
     "Model": "gatelens.model",
     "SparsifySettings": "gatelens.methods.sparsify",
     "ablation_curve": "gatelens.ablation",
+    "compare_with_patching": "gatelens.mediation",
     "attribute_attention": "gatelens.methods.attribution",
     "attribute_edges": "gatelens.methods.attribution",
     "attribute_heads": "gatelens.methods.attribution",

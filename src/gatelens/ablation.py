@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import response_log_probs
+from gatelens.gates.responses import check_responses, response_log_probs
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import HeadRoles
 from gatelens.model import Model
@@ -74,6 +74,7 @@ def ablation_curve(
     points = sorted({*range(0, most + 1, every), most})
     orders = [ablation_order(roles, kind, seed) for seed in range(len(roles.plus))]
     responses = as_responses(task)
+    check_responses(model, responses)
     batches = list(responses.batches(batch))
     journal.begin(f"ablate {kind}", len(orders) * len(batches))
 

@@ -54,12 +54,15 @@ def take(task: CircuitTask, n: int) -> CircuitTask:
 
 
 def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
-    """A circuit task as prompts with target responses: each clean prompt with its (first) answer."""
+    """A circuit task as prompts with target responses: each clean prompt with its answer, or any of its answers."""
     if isinstance(task, ResponseTask):
         return task
+    if not isinstance(task, CircuitTask):
+        raise GatelensError(f"{task!r} is no task: make one with gatelens.task(name, model).")
     examples: dict[int, Example] = {}
     for bucket in task.buckets:
         for which, tokens in zip(bucket.which.tolist(), bucket.clean.tolist(), strict=True):
-            pair, answer = task.pairs[which], int(task.answer_ids[which, 0])
-            examples[which] = Example(pair.clean, pair.answers[0], tuple(tokens), (answer,))
+            pair = task.pairs[which]
+            answer, *also = (int(answer) for answer in task.answer_ids[which] if answer >= 0)
+            examples[which] = Example(pair.clean, pair.answers[0], tuple(tokens), (answer,), tuple(also))
     return ResponseTask(task.name, task.seed, [examples[i] for i in range(len(task))], options=task.options)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, GatelensWarning
 
 if TYPE_CHECKING:
     from gatelens.model import Model
@@ -95,7 +96,16 @@ def make_app(asked: str | None = None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    """Run the command line; a user's mistake ends in one sentence and exit code 2, a warning is one too."""
+    plain = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, GatelensWarning):
+            print(f"gatelens: warning: {message}", file=sys.stderr)
+        else:
+            plain(message, category, *where, **more)
+
+    warnings.showwarning = show
     try:
         make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
     except GatelensError as error:
@@ -320,6 +330,66 @@ def gate(
         options = _options(option, skip_bad)
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
+    console.print(f"written to {folder}", soft_wrap=True)
+
+
+@command("agree")
+def agree(
+    gates: Annotated[Path, typer.Argument(help="folder of a gate run", metavar="GATES")],
+    patching: Annotated[
+        Path, typer.Argument(help="folder of a circuit run: --level heads --method patching", metavar="PATCHING")
+    ],
+    k: Annotated[int, typer.Option(help="compare up to so many heads that patching marks with all others")] = 10,
+) -> None:
+    """Do learned gates and patching agree? The facilitation of heads that patching marks, against the others'."""
+    from rich.console import Console
+
+    from gatelens.mediation import compare_runs
+    from gatelens.results import write_json
+    from gatelens.show import agreement_table
+
+    found = compare_runs(gates, patching, k)
+    Console().print(agreement_table(found))
+    about = dataclasses.asdict(found) | {"marked": [str(head) for head in found.marked], "patching": str(patching)}
+    write_json(gates / "agreement.json", about)
+    print(f"written to {gates / 'agreement.json'}")
+
+
+@command("contrast", settings="gatelens.contrast:TwoTaskSettings")
+def contrast(
+    model: ModelName,
+    keep: Annotated[str, typer.Argument(help="the task whose responses are kept", metavar="KEEP")],
+    lose: Annotated[str, typer.Argument(help="the task whose responses are lost", metavar="LOSE")],
+    settings: Any,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-KEEP-LOSE-contrast")] = None,
+    keep_option: Annotated[list[str] | None, typer.Option(help="an option of KEEP, as KEY=VALUE; repeatable")] = None,
+    lose_option: Annotated[list[str] | None, typer.Option(help="an option of LOSE, as KEY=VALUE; repeatable")] = None,
+    skip_bad: SkipBad = False,
+    *,
+    load: Loader,
+) -> None:
+    """Learn gates that keep one task's responses and lose another's: which heads tell two ways of asking apart?"""
+    from rich.console import Console
+
+    from gatelens.contrast import find_contrast
+    from gatelens.show import Bars, contrast_table
+
+    console = Console()
+    loaded = load(model)
+    name = f"{loaded.name}-{Path(keep).stem}-{Path(lose).stem}-contrast".replace("/", "-")
+    folder = out or Path("runs") / name
+    with Bars(console) as bars:
+        result = find_contrast(
+            loaded,
+            keep,
+            lose,
+            settings,
+            out=folder,
+            keep_options=_options(keep_option, skip_bad),
+            lose_options=_options(lose_option, skip_bad),
+            progress=bars,
+        )
+    console.print(contrast_table(result))
     console.print(f"written to {folder}", soft_wrap=True)
 
 

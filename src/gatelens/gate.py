@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import shutil
 import time
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gatelens.ablation import AblationCurve, ablation_curve
+from gatelens.anatomy import Head
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
+from gatelens.gates.responses import check_responses, share_known
 from gatelens.gates.sparse import is_sparse
 from gatelens.journal import Journal, Progress
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
@@ -48,6 +51,7 @@ class GateResult:
     settings: GateSettings
     roles: HeadRoles
     curves: list[AblationCurve]
+    known: float | None  # share of the held-out response tokens that are the model's first choice
     seconds: float
 
 
@@ -71,6 +75,7 @@ def find_roles(
             f"{whole.name} has {len(whole)} examples, fewer than {settings.n} to fit and {settings.held_out} to hold "
             "out: ask for less."
         )
+    check_responses(model, whole)  # before the folder is claimed, and all of it: the proof comes hours after the fit
     fitted = replace(whole, examples=whole.examples[: settings.n])
     tested = replace(whole, examples=whole.examples[settings.n :])
     folder = None if out is None else Path(out)
@@ -90,11 +95,20 @@ def find_roles(
     most = min(settings.most, model.n_layers * model.n_heads)
     curves = [
         ablation_curve(
-            model, tested, roles, kind, most, every=settings.every, memory_gb=settings.memory_gb, journal=journal
+            model,
+            tested,
+            roles,
+            kind,
+            most,
+            every=settings.every,
+            batch=settings.batch,
+            memory_gb=settings.memory_gb,
+            journal=journal,
         )
         for kind in (*KINDS, "random")
     ]
-    result = GateResult(model.name, whole.name, settings, roles, curves, time.monotonic() - begun)
+    known = share_known(model, tested, settings.memory_gb)
+    result = GateResult(model.name, whole.name, settings, roles, curves, known, time.monotonic() - begun)
     if folder is not None:
         _save(result, model, folder)
     return result
@@ -111,7 +125,8 @@ def load_roles(folder: str | Path) -> GateResult:
         curves = [
             AblationCurve(kind, tensors["ablated"].long(), tensors[f"changes.{kind}"]) for kind in (*KINDS, "random")
         ]
-        return GateResult(about["model"], about["task"], GateSettings(**settings), roles, curves, about["seconds"])
+        known, seconds = about.get("known"), about["seconds"]  # runs of an earlier version do not say what is known
+        return GateResult(about["model"], about["task"], GateSettings(**settings), roles, curves, known, seconds)
     except (KeyError, TypeError) as error:
         raise GatelensError(f"{folder} holds no head roles of this version ({error}): run it again.") from error
 
@@ -121,11 +136,17 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
     write_tensors(
         folder / "roles.safetensors",
         {
-            **{name: getattr(roles, name) for name in ("gates", "plus", "minus", "losses")},
+            **{name: getattr(roles, name) for name in (*KINDS, "gates", "plus", "minus", "losses")},
             "ablated": curves[0].ablated,
             **{f"changes.{curve.kind}": curve.changes for curve in curves},
         },
     )
+    with (folder / "roles.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["head", "kind", "mean", *(f"seed {seed}" for seed in range(len(roles.plus)))])
+        for layer, index, kind in itertools.product(range(model.n_layers), range(model.n_heads), KINDS):
+            scores = roles.kind(kind)[:, layer, index]
+            writer.writerow([Head(layer, index), kind, *(f"{x:.6g}" for x in (scores.mean(), *scores))])
     with (folder / "ablation.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["kind", "ablated", "change", "low", "high"])
@@ -143,6 +164,7 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
             "task": result.task,
             "settings": asdict(result.settings),
             "summary": roles.summary(),
+            "known": result.known,
             "change at the end": {curve.kind: float(curve.change[-1]) for curve in curves},
             "seconds": result.seconds,
         },

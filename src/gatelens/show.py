@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from gatelens.circuit import CircuitResult
+from gatelens.contrast import ContrastResult
 from gatelens.gate import GateResult
 from gatelens.gates.sparse import is_sparse
 from gatelens.graph import Graph
+from gatelens.mediation import Agreement
 from gatelens.methods.sparsify import Judgement
 from gatelens.model import Model
 from gatelens.scores import EdgeScores, HeadScores
@@ -97,12 +99,37 @@ def roles_table(result: GateResult) -> Table:
     """How many heads are of each kind, and what ablating them does to the response."""
     most = int(result.curves[0].ablated[-1])
     title = f"{escape(result.task)} in {escape(result.model)}: roles of heads"
-    table = Table("kind", "in all seeds", "in any seed", f"change in log p, {most} ablated", title=title)
+    known = None if result.known is None else f"{result.known:.0%} of the held-out response tokens are its first choice"
+    table = Table("kind", "in all seeds", "in any seed", f"change in log p, {most} ablated", title=title, caption=known)
     summary = result.roles.summary()
     for curve in result.curves:
         shares = [f"{share:.0%}" for share in summary.get(curve.kind, {}).values()] or ["-", "-"]
         change = f"{curve.change[-1]:+.2f}  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})"
         table.add_row(curve.kind, *shares, change)
+    return table
+
+
+def contrast_table(result: ContrastResult) -> Table:
+    """What contrastive gates do to the responses of both tasks, and how many heads they open or close in all seeds."""
+    found = result.contrast
+    table = Table(title=f"contrast in {escape(result.model)}, held-out examples", show_header=False)
+    for what, name, after, before in (
+        ("keep", result.keep, found.keep, found.keep_open),
+        ("lose", result.lose, found.lose, found.lose_open),
+    ):
+        table.add_row(f"{what} {escape(name)}", f"log p {before:+.2f} -> {after.mean():+.2f}")
+    for what, agreed in (("open", found.gates >= 0.5), ("closed", found.gates < 0.5)):
+        table.add_row(f"heads {what} in all seeds", f"{int(agreed.all(0).sum())} of {found.gates[0].numel()}")
+    return table
+
+
+def agreement_table(found: Agreement) -> Table:
+    """Facilitation of the heads that patching marks, and of the others."""
+    table = Table(title="facilitation, mean over seeds", show_header=False)
+    table.add_row(f"{len(found.marked)} heads that patching marks", f"{found.facilitation:.3f}")
+    table.add_row("all other heads", f"{found.others:.3f}")
+    table.add_row("Welch's t-test", f"t = {found.t:.2f}, p = {found.p:.2g}")
+    table.add_row("marked", ", ".join(map(str, found.marked)))
     return table
 
 

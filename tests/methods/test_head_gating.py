@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
 from gatelens.gates.fitting import draw_batch
-from gatelens.gates.responses import response_log_probs
+from gatelens.gates.responses import response_log_probs, share_known
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import KINDS, HeadRoles
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
@@ -159,6 +160,27 @@ def test_a_fit_that_was_stopped_continues_with_the_same_numbers(tmp_path: Path) 
         assert torch.equal(getattr(whole, name), getattr(again, name)), name
 
 
+def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
+    model = tiny("gpt2")
+    examples = [Example("one", "a", (1, 2, 3), (4,)), Example("any", "a", (5, 6), (7,), also=(8, 9))]
+    batch = ResponseTask("any", 0, examples).batch([0, 1])
+    found = response_log_probs(model, batch, torch.ones(1, model.n_layers, model.n_heads))[0]
+    one = model.hf(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)[4]
+    any_ = model.hf(torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)[[7, 8, 9]].sum()
+    torch.testing.assert_close(found, torch.stack([one, any_]).log(), atol=1e-5, rtol=0)
+
+
+def test_several_answers_of_a_circuit_task_all_count(stories: Model) -> None:
+    from gatelens import task
+    from gatelens.batches import as_responses
+
+    circuit = task("induction", stories, n=2)
+    ids = torch.tensor([[int(circuit.answer_ids[0, 0]), 5, 6], [int(circuit.answer_ids[1, 0]), -1, -1]])  # type: ignore[union-attr]
+    first, second = as_responses(replace(circuit, answer_ids=ids)).examples  # type: ignore[type-var, arg-type]
+    assert (first.response_ids, first.also) == ((int(ids[0, 0]),), (5, 6))
+    assert (second.response_ids, second.also) == ((int(ids[1, 0]),), ())
+
+
 def test_a_circuit_task_is_fitted_on_its_answers(stories: Model) -> None:
     from gatelens import task
 
@@ -195,13 +217,57 @@ def test_an_example_longer_than_the_context_is_named() -> None:
         fit_head_gates(model, task)
 
 
+@pytest.mark.parametrize(
+    ("example", "problem"),
+    [
+        (Example("p", "", (1, 2), ()), "an empty response"),
+        (Example("p", " x", (), (1,)), "an empty prompt"),
+        (Example("p", " x", (1, VOCAB), (1,)), "tokens that tiny-gpt2 does not have"),
+        (Example("p", " x", (1,), (1, 2), also=(3,)), "several right responses"),
+    ],
+)
+def test_an_example_that_cannot_be_read_is_named(example: Example, problem: str) -> None:
+    task = ResponseTask("mine", 0, [*any_task(2).examples, example])
+    with pytest.raises(GatelensError, match=rf"example 2 of mine \('p'\.\.\.\) has {problem}"):
+        fit_head_gates(tiny("gpt2"), task)
+
+
+def test_a_task_without_examples_is_refused() -> None:
+    with pytest.raises(GatelensError, match="has no examples"):
+        fit_head_gates(tiny("gpt2"), ResponseTask("none", 0, []))
+
+
+def test_the_share_known_is_that_of_plain_first_choices(stories: Model) -> None:
+    from gatelens import task
+
+    mine = task("syntax", stories, n=12)
+    assert isinstance(mine, ResponseTask)
+    hits = []
+    for example in mine.examples:
+        first = stories.hf(torch.tensor([example.prompt_ids + example.response_ids])).logits[0].argmax(-1)
+        hits += (first[len(example.prompt_ids) - 1 : -1] == torch.tensor(example.response_ids)).tolist()
+    assert share_known(stories, mine, 1.0) == pytest.approx(sum(hits) / len(hits))
+
+
 @pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
 def test_a_model_at_chance_is_warned_about() -> None:
-    with pytest.warns(GatelensWarning, match="hardly has the behaviour.*worst is example"):
+    with pytest.warns(
+        GatelensWarning, match="predicts 0%.*hardly has the behaviour.*first that it does not know is example 0"
+    ):
         fit_head_gates(tiny("gpt2"), any_task(4), HeadGatingSettings(seeds=1, updates=1))
 
 
-@pytest.mark.parametrize("bad", [{"seeds": 0}, {"updates": 0}, {"penalty": -1.0}, {"memory_gb": 0.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"seeds": 0},
+        {"updates": 0},
+        {"penalty": -1.0},
+        {"penalty": float("nan")},
+        {"memory_gb": 0.0},
+        {"first_rate": (-1.0, 0.1)},
+    ],
+)
 def test_bad_settings_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(GatelensError):
         HeadGatingSettings(**bad)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from gatelens.adapters import apply_adapter, base_of, is_adapter
 from gatelens.errors import GatelensError
 from gatelens.gates.sparse import gate_biases, is_sparse, make_sparse, record_open
 from gatelens.journal import Journal
-from gatelens.methods.sparsify import SparsifySettings, evaluate, sparsify
+from gatelens.methods.sparsify import SparsifySettings, evaluate, self_text, sparsify
 from gatelens.methods.sparsify.geco import Multiplier
 from gatelens.methods.sparsify.log import Log
 from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
@@ -140,6 +140,26 @@ def test_rows_are_a_mixture_in_a_random_order() -> None:
     assert rows.batch(range(20, 30))[:, 0].tolist() == read[20:30]
     assert Rows(text, own, share=0.4, seed=4).batch(range(50))[:, 0].tolist() != read
     assert Rows(text, own[:0], share=0.4, seed=3).batch(range(10))[:, 0].max() < 100
+
+
+def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All chats begin alike: what follows must not.
+    model, text = tiny("llama"), torch.arange(64).view(8, 8) % VOCAB
+    monkeypatch.setattr(self_text, "_chat_opening", lambda tokenizer: [1, 2, 3])
+    monkeypatch.setattr(self_text, "PIECE", 4)
+    widths = set()
+    openings = self_text._openings
+
+    def watch(*args: Any) -> Tensor:
+        opening = openings(*args)
+        if args[3] % 3 == 1:
+            widths.add(opening.shape[1])
+        return opening
+
+    monkeypatch.setattr(self_text, "_openings", watch)
+    written = self_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
+    assert len({tuple(row) for row in written.tolist()}) == 96
+    assert widths == set(range(1, 9))
 
 
 def test_own_text_is_sampled_from_the_model(llama: Model, tmp_path: Path) -> None:

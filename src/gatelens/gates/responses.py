@@ -12,6 +12,7 @@ from gatelens.gates.heads import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
 from gatelens.tasks.base import ResponseBatch, ResponseTask
+from gatelens.tasks.preview import hardly_known
 
 
 def response_log_probs(
@@ -26,17 +27,27 @@ def response_log_probs(
     for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, memory_gb=memory_gb)):
         logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, memory_gb=None)
         wide = logits.to(model.wide_dtype)
-        chosen = wide.gather(2, targets.to(wide.device).expand(len(rows), -1)[..., None])[..., 0]
+        chosen = _pick(wide, targets.to(wide.device)).logsumexp(-1)
         sums = wide.new_zeros(len(rows), len(batch.tokens))
         parts.append(sums.index_add(1, examples.to(wide.device), chosen - wide.logsumexp(2)))
     return torch.cat(parts)
 
 
 def places(batch: ResponseBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Where response tokens are predicted, bool (example, position); and of each such token its example and its id."""
+    """Where response tokens are predicted, bool (example, position); and of each such token its example and its ids.
+
+    The ids of a token, (token, choice), are itself and what is as right as it; -1 where there are fewer.
+    """
     predicts = torch.zeros_like(batch.targets)
     predicts[:, :-1] = batch.targets[:, 1:]  # the logit of a token stands one position before it
-    return predicts, batch.targets.nonzero()[:, 0], batch.tokens[batch.targets]
+    examples = batch.targets.nonzero()[:, 0]
+    return predicts, examples, torch.cat([batch.tokens[batch.targets][:, None], batch.also[examples]], 1)
+
+
+def _pick(logits: Tensor, ids: Tensor) -> Tensor:
+    """Logits (row, token, vocabulary) of ids (token, choice): (row, token, choice), minus infinity where it is -1."""
+    picked = logits.gather(2, ids.clamp(min=0).expand(len(logits), -1, -1))
+    return picked if ids.shape[1] == 1 else picked.masked_fill(ids < 0, float("-inf"))
 
 
 def token_counts(batch: ResponseBatch) -> Tensor:
@@ -49,30 +60,56 @@ def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, memory_gb: f
     return rows_that_fit(model, batch.tokens, 2 * int(batch.targets.sum()), grad=grad, memory_gb=memory_gb)
 
 
-def check_responses(model: Model, task: ResponseTask, memory_gb: float) -> None:
-    """Refuse examples that do not fit into the model; warn where the model does not know the responses at all."""
+def check_responses(model: Model, task: ResponseTask) -> None:
+    """Refuse examples that this model cannot read."""
+    if not task.examples:
+        raise GatelensError(f"{task.name} has no examples: give it some.")
+    vocabulary = int(model.hf.config.vocab_size)
     for number, example in enumerate(task.examples):
-        if len(example) > model.context:
-            raise GatelensError(
-                f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {len(example)} tokens with its "
-                f"response, and {model.name} reads {model.context}: leave it out or shorten it."
+        ids = (*example.prompt_ids, *example.response_ids, *example.also)
+        problem = None
+        if not example.prompt_ids or not example.response_ids:
+            problem = f"an empty {'response' if example.prompt_ids else 'prompt'}: leave it out"
+        elif len(example) > model.context:
+            problem = (
+                f"{len(example)} tokens with its response, and {model.name} reads {model.context}: leave it out or "
+                "shorten it"
             )
-    ones = torch.ones(1, model.n_layers, model.n_heads)
-    worst, total = (0.0, 0), 0.0
-    for batch in task.batches(16):
-        with torch.no_grad():
-            sums = response_log_probs(model, batch, ones, memory_gb=memory_gb)[0].cpu()
-        means = sums / token_counts(batch)
-        total += float(means.sum())
-        worst = min(worst, *((float(mean), int(which)) for mean, which in zip(means, batch.which, strict=True)))
-    # A fair guess among all tokens is the least that a model with the behaviour must beat by far.
-    guess = -float(torch.log(torch.tensor(float(model.hf.config.vocab_size))))
-    if total / len(task) < 0.5 * guess:
-        text = task.examples[worst[1]].prompt[-60:]
+        elif not 0 <= min(ids) <= max(ids) < vocabulary:
+            problem = f"tokens that {model.name} does not have: make the task with this model's tokenizer"
+        elif example.also and len(example.response_ids) > 1:
+            problem = "several right responses, of more than one token: give one, or single tokens"
+        if problem:
+            raise GatelensError(f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {problem}.")
+
+
+def share_known(model: Model, task: ResponseTask, memory_gb: float) -> float:
+    """The share of the responses' tokens that the model itself would have chosen, from 0 to 1. Cost: 1 forward."""
+    return float(_hits(model, task, memory_gb).sum()) / sum(len(example.response_ids) for example in task.examples)
+
+
+def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float) -> None:
+    """Warn where a model does not know the responses: of heads without a job there are no roles."""
+    hits = _hits(model, task, memory_gb)
+    counts = torch.tensor([len(example.response_ids) for example in task.examples])
+    if warning := hardly_known(model.name, task.name, float(hits.sum() / counts.sum())):
+        worst = int((hits / counts).argmin())
+        text = task.examples[worst].prompt[-60:]
         warnings.warn(
-            f"{model.name} gives the responses of {task.name} a mean log-probability of {total / len(task):.1f} per "
-            f"token (a blind guess: {guess:.1f}): it hardly has the behaviour, and roles of heads mean little. "
-            f"The worst is example {worst[1]} (...{text!r}).",
+            f"{warning} The first that it does not know is example {worst} (...{text!r}).",
             GatelensWarning,
             stacklevel=3,
         )
+
+
+def _hits(model: Model, task: ResponseTask, memory_gb: float) -> Tensor:
+    """How many of each response's tokens are the model's first choice: (example,)."""
+    ones = torch.ones(1, model.n_layers, model.n_heads)
+    hits = torch.zeros(len(task))
+    for batch in task.batches(16):
+        predicts, examples, targets = places(batch)
+        with torch.no_grad():
+            logits = run_heads(model, batch.tokens, ones, mask=batch.mask, logits_at=predicts, memory_gb=memory_gb)[0]
+        hit = (logits.argmax(-1).cpu()[:, None] == targets).any(1).float()
+        hits[batch.which] = torch.zeros(len(batch.which)).index_add(0, examples, hit)
+    return hits

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
 from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
-from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once
+from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.processes import all_rows, my_rows
-from gatelens.tasks.base import ResponseBatch, ResponseTask
+from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ class ContrastSettings:
         for name in ("seeds", "updates", "batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
-        if not 0 < self.held_out < 1 or self.memory_gb <= 0:
+        if not 0 < self.held_out < 1 or not self.memory_gb > 0:
             raise GatelensError("held_out is a share between 0 and 1, and memory_gb is above 0.")
+        if not all(0 < rate < math.inf for rate in self.rate):
+            raise GatelensError("learning rates are above 0.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +66,8 @@ class Contrast:
 
 def fit_contrast(
     model: Model,
-    keep: ResponseTask,
-    lose: ResponseTask,
+    keep: ResponseTask | CircuitTask,
+    lose: ResponseTask | CircuitTask,
     settings: ContrastSettings | None = None,
     *,
     journal: Journal | None = None,
@@ -77,15 +80,17 @@ def fit_contrast(
     """
     settings = settings or ContrastSettings()
     journal = journal or Journal()
-    for task in (keep, lose):
-        check_responses(model, task, settings.memory_gb)
-    (keep, keep_test), (lose, lose_test) = _split(keep, settings.held_out), _split(lose, settings.held_out)
+    wholes = as_responses(keep), as_responses(lose)
+    for whole in wholes:
+        check_responses(model, whole)
+        warn_if_unknown(model, whole, settings.memory_gb)
+    (kept_task, keep_test), (lost_task, lose_test) = (_split(whole, settings.held_out) for whole in wholes)
     ceiling = math.log(model.hf.config.vocab_size)
     mine = my_rows(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
 
     def batches(number: int) -> list[ResponseBatch]:
-        return [draw_batch(task, settings.batch, number, settings.seed) for task in (keep, lose)]
+        return [draw_batch(task, settings.batch, number, settings.seed) for task in (kept_task, lost_task)]
 
     def loss(number: int, gates: Tensor) -> Tensor:
         kept, lost = (mean_nll(model, batch, gates, settings.autocast) for batch in batches(number))

@@ -8,6 +8,7 @@ open in G-; one that hinders is closed even in G+; one that does not matter foll
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
 from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
-from gatelens.gates.responses import check_responses, rows_at_once
+from gatelens.gates.responses import check_responses, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.processes import all_rows, my_rows
@@ -49,8 +50,10 @@ class HeadGatingSettings:
         for name in ("seeds", "updates", "batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
-        if self.penalty < 0 or self.clamp <= 0 or self.memory_gb <= 0:
+        if not (0 <= self.penalty < math.inf and 0 < self.clamp < math.inf and self.memory_gb > 0):
             raise GatelensError("penalty is 0 or more, clamp and memory_gb are above 0.")
+        if not all(0 < rate < math.inf for rate in (*self.first_rate, *self.second_rate)):
+            raise GatelensError("learning rates are above 0.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +104,13 @@ def fit_head_gates(
 ) -> HeadRoles:
     """The role of every head in giving the task's responses. Cost: 3 x updates forward-backwards for each seed.
 
-    A circuit task counts as one whose response is its answer.
+    A circuit task counts as one whose response is its answer, or any of its answers where there are several.
     """
     settings = settings or HeadGatingSettings()
     journal = journal or Journal()
     responses = as_responses(task)
-    check_responses(model, responses, settings.memory_gb)
+    check_responses(model, responses)
+    warn_if_unknown(model, responses, settings.memory_gb)
     mine = my_rows(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
 

@@ -107,12 +107,16 @@ def from_tokens(
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt with its target response; the response begins with its leading space if it has one."""
+    """One prompt with its target response; the response begins with its leading space if it has one.
+
+    also: tokens that are as right as a response of one token. Its log-probability is then that of any of them.
+    """
 
     prompt: str
     response: str
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    also: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -126,6 +130,7 @@ class ResponseBatch:
     mask: Tensor  # (example, position) int64 attention mask: 0 at padding
     targets: Tensor  # (example, position) bool: the token AT this position is the response's (its logit is one before)
     which: Tensor  # (example,) index of each example in the task's `examples`
+    also: Tensor  # (example, choice) tokens as right as the response's only one, -1 where there are fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +167,8 @@ class ResponseTask:
             tokens[row, start:end] = torch.tensor(example.prompt_ids + example.response_ids)
             mask[row, start:end] = 1
             targets[row, start + len(example.prompt_ids) : end] = True
-        return ResponseBatch(tokens, mask, targets, torch.tensor(which))
+        also = _fill_up([list(self.examples[i].also) for i in which])
+        return ResponseBatch(tokens, mask, targets, torch.tensor(which), also)
 
     def spec(self) -> dict[str, Any]:
         """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` makes the same task again."""
@@ -170,7 +176,8 @@ class ResponseTask:
 
     def fingerprint(self) -> str:
         """sha256 over the token ids of all prompts and responses: equal means the same task."""
-        return _sha256([[example.prompt_ids, example.response_ids] for example in self.examples])
+        rows = ([x.prompt_ids, x.response_ids, *([x.also] if x.also else [])] for x in self.examples)
+        return _sha256(list(rows))
 
 
 def response_task(

@@ -126,13 +126,17 @@ def _response(model: Runnable, task: ResponseTask, show: int) -> Preview:
         "response tokens predicted": tokens,
         "log-probability of a response": sum(scores.sum().item() for _, _, scores in said.values()) / len(task),
     }
-    warning = None
-    if tokens < TOKEN_LEVEL:
-        warning = (
-            f"{model.name} predicts {tokens:.0%} of the response tokens of {task.name}, less than {TOKEN_LEVEL:.0%}: "
-            f"it hardly has the behaviour, so the roles of its heads mean little."
-        )
-    return Preview(task.name, model.name, len(task), figures, shown, warning)
+    return Preview(task.name, model.name, len(task), figures, shown, hardly_known(model.name, task.name, tokens))
+
+
+def hardly_known(model: str, task: str, share: float) -> str | None:
+    """A warning, where the model's own first choices are too small a share of the response tokens."""
+    if share >= TOKEN_LEVEL:
+        return None
+    return (
+        f"{model} predicts {share:.0%} of the response tokens of {task}, less than {TOKEN_LEVEL:.0%}: it hardly has "
+        "the behaviour, so the roles of its heads mean little."
+    )
 
 
 def _responses(model: Runnable, task: ResponseTask) -> Iterator[tuple[int, Tensor, Tensor]]:

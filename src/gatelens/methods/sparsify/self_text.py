@@ -42,7 +42,8 @@ def _openings(model: Model, text: Tensor, chat: list[int], number: int, generato
     kind = number % kinds
     if kind == 0:
         special = set(model.tokenizer.all_special_ids)
-        known = min(model.hf.config.vocab_size, len(model.tokenizer))  # some models have more rows than there are tokens
+        # Some models have more rows in their vocabulary than their tokenizer has tokens.
+        known = min(model.hf.config.vocab_size, len(model.tokenizer))
         ordinary = torch.tensor([i for i in range(known) if i not in special])
         return ordinary[torch.randint(len(ordinary), (PIECE, 1), generator=generator)]
     if kind == 1:
