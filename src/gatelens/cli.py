@@ -452,7 +452,10 @@ def study(
 
 @command("convert")
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="a nanoGPT-layout GPT-2 checkpoint", metavar="CHECKPOINT")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="a nanoGPT-layout GPT-2 checkpoint, or a sparse model as an adapter", metavar="CHECKPOINT"),
+    ],
     out: Annotated[Path, typer.Option(help="the model folder to write")],
     tokenizer: Annotated[str, typer.Option(help="the folder or hub id whose tokenizer the model uses")] = "gpt2",
     bias: Annotated[
@@ -461,8 +464,18 @@ def convert(
     heads: Annotated[int | None, typer.Option(help="heads in a layer, where the checkpoint does not tell")] = None,
     activation: Annotated[str, typer.Option(help="of the MLPs: gelu (nanoGPT's) or gelu_new (OpenAI's)")] = "gelu",
 ) -> None:
-    """Turn a nanoGPT-layout GPT-2 checkpoint (final.pth) into a model folder that gatelens loads."""
-    from gatelens.convert import convert_checkpoint
+    """Turn a nanoGPT-layout GPT-2 checkpoint (final.pth) or an adapter of `gatelens sparsify` into a model folder.
 
-    made = convert_checkpoint(checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation)
+    An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after `import gatelens`;
+    all options but --out are for checkpoints.
+    """
+    from gatelens.convert import convert_adapter, convert_checkpoint, names_adapter
+
+    made: object
+    if not names_adapter(checkpoint):
+        made = convert_checkpoint(checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation)
+    elif (tokenizer, bias, heads, activation) == ("gpt2", None, None, "gelu"):
+        made = convert_adapter(checkpoint, out)
+    else:
+        raise GatelensError(f"{checkpoint} is an adapter, which says all of its model: give --out alone.")
     print(f"written to {out}: {made}")
