@@ -357,6 +357,7 @@ def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path
     [
         ({"steps": 0}, "steps should be at least 1"),
         ({"length": 1}, "length should be at least 2"),
+        ({"streamed": 0}, "streamed should be at least 1"),
         ({"target": 0.0}, "target should be above 0"),
         ({"constraint": "mse"}, "'kl' or 'cross-entropy'"),
         ({"weights": "bitfit"}, "'lora' or 'full'"),
