@@ -13,11 +13,13 @@ import torch
 from test_cli import run
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
+from transformers import AutoModelForCausalLM
 
 import gatelens
 from gatelens import GatelensError
 from gatelens.convert import convert_checkpoint
 from gatelens.gates.sparse import gate_biases, is_sparse
+from gatelens.methods.sparsify import SparsifySettings, sparsify
 
 WIDTH, HEADS, LAYERS, LENGTH, PADDED = 48, 4, 2, 24, 128
 State = dict[str, Tensor]
@@ -221,3 +223,34 @@ def test_on_the_command_line(
         assert run(monkeypatch, *words_) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_an_adapter_becomes_full_weights(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain transformers computes with them what gatelens computes with the adapter, and not what the base does."""
+    monkeypatch.chdir(tmp_path)
+    model = families.tiny(family)
+    for part in (model.hf, model.tokenizer):
+        part.save_pretrained("base")
+    Path("words.txt").write_text("t5 t6 t7 " * 50)
+    settings = SparsifySettings(steps=1, batch=2, length=8, warmup=0, merge=False, bias=0.2, learning_rate=0.1)
+    sparsify(gatelens.load("base"), "words.txt", settings, out="adapter")
+    assert run(monkeypatch, "convert", "adapter", "--out", "full") == 0
+    assert "3 layers x 4 heads" in capsys.readouterr().out
+    tokens = families.prompts()
+    plain = AutoModelForCausalLM.from_pretrained("full")
+    right = gatelens.load("adapter").hf(tokens).logits
+    assert torch.equal(plain(tokens).logits, right)
+    assert not torch.allclose(right, model.hf(tokens).logits, atol=0.01)
+    assert torch.equal(gate_biases(plain), gate_biases(gatelens.load("full").hf))
+    assert Path("full/README.md").read_text() == Path("adapter/README.md").read_text()
+    for words_, message in (
+        (["adapter", "--out", "full"], "full exists already"),
+        (["adapter", "--out", "new", "--bias", "0.0"], "give --out alone"),
+        (["full", "--out", "new"], "no file full: give the path of a checkpoint (final.pth), or an adapter"),
+    ):
+        assert run(monkeypatch, "convert", *words_) == 2
+        assert message in capsys.readouterr().err
+    assert not Path("new").exists()

@@ -15,7 +15,7 @@ from families import tokenizer
 
 from gatelens import text
 from gatelens.errors import GatelensError
-from gatelens.text import documents, sequences
+from gatelens.text import documents, keep_apart, sequences
 
 WORDS = [f"t{i}" for i in range(3, 33)]
 END = 2
@@ -33,6 +33,16 @@ def test_documents_are_joined_by_an_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n\n".join(json.dumps({"text": line, "id": 1}) for line in ("t3 t4", "t5", "t6")))
     assert sequences(tokenizer(), path, 3).tolist() == [[3, 4, END], [5, END, 6]]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "ndjson"])
+def test_only_a_newline_ends_a_row(ending: str, tmp_path: Path) -> None:
+    """JSON allows what Unicode calls line and paragraph separators, and the next line, inside a string."""
+    right = ["t3\u2028t4", "t5\u2029t6", "t7\x85t8\x0c", "t9"]
+    rows = [json.dumps({"text": row}, ensure_ascii=False) for row in right]
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes("\r\n".join(rows).encode())
+    assert list(documents(path)) == right
 
 
 def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
@@ -71,6 +81,9 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     assert read == [3, 4, 5, 6]
     next(documents("someone/data"))
     assert asked[-1] == ("someone/data", None, "train", True)
+    module.load_dataset = lambda *_, **__: [{"text": "t3"}, {"text": None}]  # type: ignore[attr-defined]
+    with pytest.raises(GatelensError, match="row 2 of the data set someone/data has no field 'text' with a string"):
+        list(documents("someone/data"))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,9 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
         ("latin.txt", b"caf\xe9", "UTF-8"),
         ("broken.jsonl", b'{"text": "t3"}\n{"words": "t4"}', "line 2 of"),
         ("broken.jsonl", b'{"text": "t3"}\nt4', "line 2 of"),
+        ("null.jsonl", b'{"text": "t3"}\n{"text": null}', "line 2 of .* has no field 'text' with a string"),
+        ("number.ndjson", b'{"text": 3}', "line 1 of .* has no field 'text' with a string"),
+        ("list.jsonl", b'["text"]', "line 1 of .* has no field 'text' with a string"),
         ("absent.txt", None, "no text"),
         ("./absent", None, "no text"),
     ],
@@ -90,6 +106,25 @@ def test_what_cannot_be_read(name: str, content: bytes | None, says: str, tmp_pa
         path.write_bytes(content)
     with pytest.raises(GatelensError, match=says):
         sequences(tokenizer(), path, 8)
+
+
+def test_held_out_text_is_no_part_of_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x.txt", "a/y.txt", "b/x.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("t3")
+    Path("link").symlink_to("a")
+    keep_apart(["a"], ["b", "b/x.txt", "a/../b"])
+    keep_apart(["some/data", "some/data:c:train"], ["some/data::test", "some/data:d:train"])
+    for trained, held, says in (
+        (["b", "a/x.txt"], ["a/x.txt"], r"held-out text a/x\.txt is trained on too \(.*a/x\.txt\)"),
+        (["b", "a"], [tmp_path / "a" / "y.txt"], r"a/y\.txt"),
+        (["b/x.txt"], ["a", tmp_path], r"b/x\.txt"),
+        (["a/x.txt"], ["link"], r"held-out text link is trained on too"),
+        (["some/data"], ["some/data::train"], "some/data::train is trained on"),
+    ):
+        with pytest.raises(GatelensError, match=says):
+            keep_apart(trained, held)  # type: ignore[arg-type]
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

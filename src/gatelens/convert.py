@@ -1,4 +1,4 @@
-"""Turn a GPT-2 checkpoint of nanoGPT's layout into a model folder.
+"""Turn a GPT-2 checkpoint of nanoGPT's layout, or an adapter beside its base, into a model folder with full weights.
 
 Such a checkpoint is a state dict, plain or inside a dictionary, with names like ``transformer.h.0.attn.c_attn.weight``.
 Its linear layers are stored the other way round than Hugging Face's, it may lack biases (they are zero then), and its
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from gatelens.adapters import ABOUT, WEIGHTS, is_adapter
+from gatelens.builtin import ADAPTERS
 from gatelens.errors import GatelensError
-from gatelens.loading import _ask_hub, _one_sentence, _quiet, write_whole
+from gatelens.loading import _ask_hub, _one_sentence, _quiet, load, write_whole
+from gatelens.model import Model
 
 HEAD_SIZE = 64  # of every GPT-2
 ACTIVATIONS = ("gelu", "gelu_new")
@@ -71,8 +75,7 @@ def convert_checkpoint(
     path, folder = Path(checkpoint), Path(out)
     if activation not in ACTIVATIONS:
         raise GatelensError(f"no activation '{activation}': activations are {' and '.join(ACTIVATIONS)}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise GatelensError(f"{folder} exists already: give a name that does not exist yet.")
+    _refuse_taken(folder)
     # 1. Read the weights, and the tokenizer that says how many rows of the vocabulary are real.
     state, told = _read(path)
     with _one_sentence(tokenizer), _quiet():
@@ -94,20 +97,58 @@ def convert_checkpoint(
             hf.save_pretrained(temporary) if bias is None else save_sparse(hf, temporary)
             words.save_pretrained(temporary)
 
+    _write(folder, write)
+    parameters = sum(p.numel() for p in hf.parameters())
+    return Converted(folder, config.n_layer, config.n_head, parameters, padded - len(words), bias)
+
+
+def names_adapter(what: str) -> bool:
+    """Whether this is a sparse model as an adapter: the folder of one, or a built-in name."""
+    return is_adapter(ADAPTERS.get(what, Path(what)))
+
+
+def convert_adapter(what: str, out: str | Path) -> Model:
+    """Write a sparse model that is an adapter as a folder with full weights, as a run of `sparsify` with `merge` does.
+
+    what: the folder of an adapter, or a built-in name such as ``sparse-smollm2``. The biases of the gates are in the
+    folder's config.json, so that plain transformers opens it once gatelens is imported.
+    """
+    from gatelens.gates.sparse import save_sparse
+
+    source, folder = ADAPTERS.get(what, Path(what)), Path(out)
+    _refuse_taken(folder)
+    model = load(what)
+
+    def write(temporary: Path) -> None:
+        with _quiet():
+            save_sparse(model.hf, temporary)
+            model.tokenizer.save_pretrained(temporary)
+        for name in (ABOUT, WEIGHTS, "README.md"):  # what it was made from, and how good it is
+            if (source / name).exists():
+                shutil.copy(source / name, temporary)
+
+    _write(folder, write)
+    return model
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise GatelensError(f"{folder} exists already: give a name that does not exist yet.")
+
+
+def _write(folder: Path, write: Callable[[Path], None]) -> None:
     try:
         if folder.exists():
             folder.rmdir()
         write_whole(folder, write)
     except (OSError, SafetensorError) as error:
         raise GatelensError(f"cannot write to {folder} ({error}): make room or give another --out.") from error
-    parameters = sum(p.numel() for p in hf.parameters())
-    return Converted(folder, config.n_layer, config.n_head, parameters, padded - len(words), bias)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], int | None]:
     """The state dict with plain names, and the number of heads if the checkpoint tells."""
     if not path.is_file():
-        raise GatelensError(f"no file {path}: give the path of a checkpoint (final.pth).")
+        raise GatelensError(f"no file {path}: give the path of a checkpoint (final.pth), or an adapter.")
     try:
         data = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

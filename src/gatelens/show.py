@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from gatelens.circuit import CircuitResult
 from gatelens.contrast import ContrastResult
@@ -133,21 +133,32 @@ def agreement_table(found: Agreement) -> Table:
     return table
 
 
-def judgement_tables(judged: Mapping[str, Judgement]) -> list[Table]:
-    """Loss and open edges on each text, then the share of open edges of every layer and head."""
-    table = Table("text", "tokens", "dense loss", "sparse loss", "difference", "KL", "open edges")
+def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width: int = 80) -> list[Table]:
+    """Loss and open edges on each text, then the share of open edges of every layer and head.
+
+    dense: whether it was compared with a dense model, or with itself without gates. width: columns of the console, 80
+    or more; heads go into as many tables as it takes to show their numbers whole.
+    """
+    dense_loss, difference = "dense loss" if dense else "without gates", Column("difference", no_wrap=True)
+    table = Table(Column("text", overflow="fold"), "tokens", dense_loss, "sparse loss", difference, "KL", "open edges")
     for name, one in judged.items():
-        losses = (f"{one.dense_loss:.4f}", f"{one.sparse_loss:.4f}", f"{one.above_dense:+.4f}", f"{one.kl:.4f}")
-        table.add_row(escape(name), f"{one.sequences} x {one.length}", *losses, f"{one.open_share:.2%}")
+        numbers = (f"{one.dense_loss:.4f}", f"{one.sparse_loss:.4f}", f"{one.above_dense:+.4f}", f"{one.kl:.4f}")
+        table.add_row(escape(name), f"{one.sequences} x {one.length}", *numbers, f"{one.open_share:.2%}")
     tables = [table]
     for name, one in judged.items():
-        by_head = Table(
-            "layer", "all heads", *(f"H{h}" for h in range(one.opened.shape[1])), title=f"open edges: {name}"
-        )
-        for layer, (share, heads) in enumerate(zip(one.open_by_layer.tolist(), one.open_by_head.tolist(), strict=True)):
-            by_head.add_row(str(layer), f"{share:.2%}", *(f"{head:.1%}" for head in heads))
-        tables.append(by_head)
+        heads = range(one.opened.shape[1])
+        fit = (width - 22) // 9  # beside the first two columns, each with a border and "100.0%"
+        for first in range(0, len(heads), fit):
+            tables.append(_open_table(name, one, heads[first : first + fit]))
     return tables
+
+
+def _open_table(name: str, one: Judgement, heads: range) -> Table:
+    """The share of open edges in each layer, and in these of its heads."""
+    table = Table("layer", "all heads", *(f"H{head}" for head in heads), title=f"open edges: {escape(name)}")
+    for layer, (share, row) in enumerate(zip(one.open_by_layer.tolist(), one.open_by_head.tolist(), strict=True)):
+        table.add_row(str(layer), f"{share:.2%}", *(f"{row[head]:.1%}" for head in heads))
+    return table
 
 
 def _or_dash(value: float | None, more: str = "") -> str:

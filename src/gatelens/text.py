@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 
 Source = str | Path
-SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+ROWS = (".jsonl", ".ndjson")  # a document in each line
+SUFFIXES = (".txt", ".md", ".rst", *ROWS)
 PIECE = 100_000  # characters tokenised at a time
 
 
@@ -47,21 +48,44 @@ def documents(source: Source) -> Iterator[str]:
     A JSON-lines file and a data set have a document in the field `text` of each row. A data set is written as
     `name`, `name:config` or `name:config:split`, the split being `train` unless given.
     """
+    found = files(source)
+    if found is None:
+        yield from _hub(str(source))
+    else:
+        for file in found:
+            yield from _file(file)
+
+
+def files(source: Source) -> list[Path] | None:
+    """The files that a source is read from, or None for a hub data set, which is streamed."""
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not files:
+        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not found:
             raise GatelensError(f"the folder {path} holds no text: it has no file that ends in {', '.join(SUFFIXES)}.")
-        for file in files:
-            yield from _file(file)
-    elif path.exists():
-        yield from _file(path)
-    elif path.suffix in SUFFIXES or path.is_absolute() or str(source).startswith((".", "~")):
+        return found
+    if path.exists():
+        return [path]
+    if path.suffix in SUFFIXES or path.is_absolute() or str(source).startswith((".", "~")):
         raise GatelensError(
             f"no text {source}: give a file, a folder, a JSON-lines file or a hub data set that exists."
         )
-    else:
-        yield from _hub(str(source))
+    return None
+
+
+def keep_apart(trained: Iterable[Source], held_out: Iterable[Source]) -> None:
+    """Refuse held-out text that is trained on: the same file by whatever path, or the same split of a data set."""
+    seen = {part for source in trained for part in _parts(source)}
+    for source in held_out:
+        if both := [part for part in _parts(source) if part in seen]:
+            raise GatelensError(
+                f"the held-out text {source} is trained on too ({both[0]}): hold out text that is no part of --text."
+            )
+
+
+def _parts(source: Source) -> list[str]:
+    found = files(source)
+    return [":".join(_address(str(source)))] if found is None else [str(file.resolve()) for file in found]
 
 
 def _file(path: Path) -> Iterator[str]:
@@ -69,17 +93,25 @@ def _file(path: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GatelensError(f"cannot read the text {path} ({error}): give a readable file in UTF-8.") from error
-    if path.suffix != ".jsonl":
+    if path.suffix not in ROWS:
         yield text
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # strings may hold what else Unicode calls the end of a line
         if line.strip():
             try:
-                yield str(json.loads(line)["text"])
-            except (ValueError, KeyError, TypeError) as error:
+                row = json.loads(line)
+            except ValueError as error:
                 raise GatelensError(
-                    f"line {number} of {path} is no JSON object with a field 'text': give one in every line."
+                    f"line {number} of {path} is no JSON ({error}): give an object in every line."
                 ) from error
+            yield _document(row, f"line {number} of {path}")
+
+
+def _document(row: Any, where: str) -> str:
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise GatelensError(f"{where} has no field 'text' with a string in it, where gatelens reads a document.")
+    return text
 
 
 def _hub(name: str) -> Iterator[str]:
@@ -89,17 +121,23 @@ def _hub(name: str) -> Iterator[str]:
         )
     from datasets import load_dataset
 
-    where, config, split = [*name.split(":"), "", ""][:3]
+    where, config, split = _address(name)
     try:
-        for row in load_dataset(where, config or None, split=split or "train", streaming=True):
-            yield str(row["text"])
-    except KeyError as error:
-        raise GatelensError(f"the data set {name} has no field {error}: gatelens reads the field 'text'.") from error
+        for number, row in enumerate(load_dataset(where, config or None, split=split, streaming=True), 1):
+            yield _document(row, f"row {number} of the data set {name}")
+    except GatelensError:
+        raise
     except Exception as error:  # the hub and its readers raise errors of many kinds
         reason = " ".join(str(error).split())[:200]
         raise GatelensError(
             f"no file or folder {name}, and the hub does not give it as a data set ({reason}): check the name."
         ) from error
+
+
+def _address(name: str) -> tuple[str, str, str]:
+    """The name, the config ("" for the only one) and the split of a hub data set."""
+    where, config, split = [*name.split(":"), "", ""][:3]
+    return where, config, split or "train"
 
 
 def _pieces(document: str) -> Iterator[str]:

@@ -203,13 +203,15 @@ def test_edges_close_and_the_loss_stays(stories: Model, tmp_path: Path) -> None:
 def test_the_result_opens_everywhere(family: str, weights: Any, text: Path, tmp_path: Path) -> None:
     model = tiny(family)
     settings = SparsifySettings(steps=3, weights=weights, learning_rate=1e-2, target=1.0, **SMALL)
-    sparse = sparsify(model, text, settings, out=tmp_path / "run", held_out=text)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text())
+    sparse = sparsify(model, text, settings, out=tmp_path / "run", held_out=other)
     right = logits(sparse.hf, prompts())
     assert not torch.allclose(right, logits(model.hf, prompts()), atol=0.01)
     assert torch.equal(logits(gatelens.load(tmp_path / "run").hf, prompts()), right)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "run"), prompts()), right)
     card = (tmp_path / "run" / "README.md").read_text()
-    found = evaluate(sparse, text, model, length=8, most=8)["words"]
+    found = evaluate(sparse, other, model, length=8, most=8)["other"]
     assert (
         f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %" in card
     )
@@ -375,6 +377,7 @@ def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path
     [
         ({"steps": 0}, "steps should be at least 1"),
         ({"length": 1}, "length should be at least 2"),
+        ({"streamed": 0}, "streamed should be at least 1"),
         ({"target": 0.0}, "target should be above 0"),
         ({"constraint": "mse"}, "'kl' or 'cross-entropy'"),
         ({"weights": "bitfit"}, "'lora' or 'full'"),
@@ -393,8 +396,12 @@ def test_settings_are_checked(changes: Any, says: str) -> None:
 def test_what_cannot_be_trained(llama: Model, text: Path, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="no module of this model is called nowhere"):
         sparsify(llama, text, SparsifySettings(projections=("nowhere",), **SMALL))
+    short = tmp_path / "short.txt"
+    short.write_text("t3 t4")
     with pytest.raises(GatelensError, match="less than one sequence"):
-        sparsify(llama, text, SparsifySettings(**{**SMALL, "length": 5000}), out=tmp_path / "a")
+        sparsify(llama, short, SparsifySettings(**SMALL), out=tmp_path / "a")
+    with pytest.raises(GatelensError, match="from 2 to 64 tokens, which is what tiny-llama reads, not 65"):
+        sparsify(llama, text, SparsifySettings(**{**SMALL, "length": 65}), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
     blocked = tmp_path / "file"
     blocked.write_text("")

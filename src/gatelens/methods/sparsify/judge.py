@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatelens.adapters import ABOUT, base_of
+from gatelens.builtin import ADAPTERS
 from gatelens.errors import GatelensError
 from gatelens.gates.sparse import dense_attention, is_sparse, record_open
 from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
@@ -32,6 +35,20 @@ class Judgement:
     kl: float
     opened: Tensor
     pairs: Tensor
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, as JSON has them."""
+        return {
+            "sequences": self.sequences,
+            "length": self.length,
+            "dense_loss": self.dense_loss,
+            "sparse_loss": self.sparse_loss,
+            "above_dense": self.above_dense,
+            "kl": self.kl,
+            "open": self.open_share,
+            "open_by_layer": self.open_by_layer.tolist(),
+            "open_by_head": self.open_by_head.tolist(),
+        }
 
     @property
     def above_dense(self) -> float:
@@ -71,17 +88,72 @@ def evaluate(
     """
     if not is_sparse(model.hf):
         raise GatelensError(f"{model.name} is dense: all its edges are open. Give a model made by `gatelens sparsify`.")
+    check_length(model, length)
+    if dense is not None:
+        _check_dense(dense, model)
+        check_length(dense, length)
+    for name, value, least in (("most", most, 1), ("skip", skip, 0), ("batch", batch, 1)):
+        if value is not None and value < least:
+            raise GatelensError(f"{name} should be at least {least}, not {value}.")
     found = {}
     for name, source in named(text).items():
-        tokens = sequences(model.tokenizer, source, length, None if most is None else skip + most)[skip:]
-        found[name] = judge(None if dense is None else dense.hf, model.hf, tokens, batch)
+        tokens = sequences(model.tokenizer, source, length, None if most is None else skip + most)
+        if len(tokens) <= skip:
+            raise GatelensError(
+                f"the text {source} has {len(tokens)} sequences of {length} tokens, all of them among the {skip} to "
+                "skip: skip fewer, or give more text or a smaller length."
+            )
+        found[name] = judge(None if dense is None else dense.hf, model.hf, tokens[skip:], batch)
     return found
 
 
-def named(text: Source | Sequence[Source]) -> Mapping[str, Source]:
-    """Texts by the last part of their names."""
-    sources = [text] if isinstance(text, str | Path) else list(text)
-    return {Path(source).stem: source for source in sources}
+def named(text: Source | Sequence[Source]) -> dict[str, Source]:
+    """Texts by the last part of their names, with so many of the folders before it that no two are called the same."""
+    sources = [text] if isinstance(text, str | Path) else list(dict.fromkeys(text))
+    parts = [_parts(source) for source in sources]
+    depths = range(1, 1 + max(map(len, parts), default=0))
+    names = {}
+    for source, mine in zip(sources, parts, strict=True):
+        others = [other for other in parts if other is not mine]
+        alone = (depth for depth in depths if all(mine[-depth:] != other[-depth:] for other in others))
+        depth = next(alone, None)  # none where only their endings differ
+        names[str(source) if depth is None else "/".join(mine[-depth:])] = source
+    return names
+
+
+def _parts(source: Source) -> tuple[str, ...]:
+    """The folders of a text and its name without its ending."""
+    path = Path(os.path.abspath(source)) if Path(source).exists() else Path(source)
+    return (*path.parts[:-1], path.stem)
+
+
+def made_from(what: str) -> str | None:
+    """The dense model that a sparse one was made from, as `gatelens.load` opens both, if an adapter beside it tells."""
+    folder = ADAPTERS.get(what, Path(what))
+    if not (folder / ABOUT).is_file():
+        return None
+    base = base_of(folder)
+    return made_from(base) or base
+
+
+def check_length(model: Model, length: int) -> None:
+    """Refuse sequences that a model cannot predict anything in, or was not made for."""
+    if not 2 <= length <= model.context:
+        raise GatelensError(
+            f"the length should be from 2 to {model.context} tokens, which is what {model.name} reads, not {length}."
+        )
+
+
+def _check_dense(dense: Model, sparse: Model) -> None:
+    if is_sparse(dense.hf):
+        raise GatelensError(
+            f"{dense.name} is sparse too: compare with the dense model that {sparse.name} was made from."
+        )
+    same = dense.hf.config.vocab_size == sparse.hf.config.vocab_size
+    if not same or dense.tokenizer.get_vocab() != sparse.tokenizer.get_vocab():
+        raise GatelensError(
+            f"{dense.name} has another vocabulary than {sparse.name}: compare with the model that it was made from."
+        )
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from gatelens.errors import GatelensError
 from gatelens.gates.sparse import gate_biases
 from gatelens.journal import Journal
 from gatelens.methods.sparsify.display import displayed
-from gatelens.methods.sparsify.judge import Judgement, judge, named
+from gatelens.methods.sparsify.judge import Judgement, check_length, judge, named
 from gatelens.methods.sparsify.log import Log, Row, plot
 from gatelens.methods.sparsify.result import write_card, write_result
 from gatelens.methods.sparsify.rows import Rows
@@ -43,7 +43,7 @@ from gatelens.methods.sparsify.spread import is_spread, whole
 from gatelens.methods.sparsify.student import Student
 from gatelens.methods.sparsify.training import WEIGHTS, Training
 from gatelens.model import Model
-from gatelens.text import Source, sequences
+from gatelens.text import Source, files, keep_apart, sequences
 from gatelens.versions import versions
 
 Tracker = Literal["tensorboard", "wandb"]
@@ -63,10 +63,12 @@ def sparsify(
     """Post-train a copy of a model so that few of its attention edges stay open, and return it.
 
     text: what to train on, one or several of: a text file, a folder, a JSON-lines file, a hub data set; all are mixed.
+    Files are read whole, of each data set the first `streamed` sequences.
     out: folder of the run, described above. The same call continues a run that was stopped, at the step and with the
     losses that it would have had; without a folder nothing is kept.
     start: folder of an earlier run of the same model, whose last checkpoint gives the weights and biases to begin with.
-    held_out: text to look at every `judge_every` steps, with gates as in use; never trained on.
+    held_out: text to look at every `judge_every` steps, with gates as in use; never trained on. Without it the card
+    says how the model does on the beginning of each text that it was trained on.
     track: also log to TensorBoard or W&B, through accelerate. show: print progress.
 
     Cost of a step: one forward of the dense and one forward and backward of the sparse model. Started by `accelerate
@@ -79,8 +81,12 @@ def sparsify(
     with _one_sentence(folder):
         # 1. Text: read, and written by the model itself
         sources = [text] if isinstance(text, str | Path) else list(text)
-        read = torch.cat([sequences(model.tokenizer, source, settings.length) for source in sources])
+        check_length(model, settings.length)
+        keep_apart(sources, named(held_out).values())
+        texts = [_read(model, source, settings) for source in sources]
+        read = torch.cat(texts)
         held = _held_out(model, held_out, settings)
+        looked_at = held or _trained_on(sources, texts, settings)  # for the card, which says which it is
         if folder is not None and main:
             _claim(folder, model, settings, read)
         accelerator.wait_for_everyone()
@@ -106,7 +112,7 @@ def sparsify(
             done.set_bias(gate_biases(student.hf))
         for tracker in accelerator.trackers:
             tracker.finish()
-        judged = {name: judge(model.hf, done.hf, tokens) for name, tokens in held.items()} if main else {}
+        judged = {name: judge(model.hf, done.hf, tokens) for name, tokens in looked_at.items()} if main else {}
         card = write_card(model, sources, settings, settings.steps, judged)
         result = write_result(done, model, folder if main else None, settings, card)
         accelerator.wait_for_everyone()
@@ -170,9 +176,20 @@ def _last_weights(run: Path) -> dict[str, Tensor]:
     return load_file(last / WEIGHTS)
 
 
+def _read(model: Model, source: Source, settings: SparsifySettings) -> Tensor:
+    """Files whole; of a data set as much whatever the number of steps, so that a longer run reads the same text."""
+    most = settings.streamed if files(source) is None else None
+    return sequences(model.tokenizer, source, settings.length, most)
+
+
 def _held_out(model: Model, sources: Source | Sequence[Source], settings: SparsifySettings) -> dict[str, Tensor]:
     most = settings.judge_sequences
     return {name: sequences(model.tokenizer, source, settings.length, most) for name, source in named(sources).items()}
+
+
+def _trained_on(sources: Sequence[Source], texts: Sequence[Tensor], settings: SparsifySettings) -> dict[str, Tensor]:
+    read = dict(zip(sources, texts, strict=True))
+    return {f"{name} (trained on)": read[source][: settings.judge_sequences] for name, source in named(sources).items()}
 
 
 def _own_text(model: Model, read: Tensor, settings: SparsifySettings, folder: Path | None, show: bool) -> Tensor:

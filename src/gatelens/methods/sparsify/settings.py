@@ -16,6 +16,9 @@ class SparsifySettings:
     batch: int = field(default=4, metadata={"help": "Sequences that one process reads at a time."})
     length: int = field(default=128, metadata={"help": "Tokens in a sequence."})
     accumulate: int = field(default=1, metadata={"help": "Batches for each update: gradients are averaged over them."})
+    streamed: int = field(
+        default=16384, metadata={"help": "Sequences read of each hub data set; files are read whole."}
+    )
     seed: int = field(default=0, metadata={"help": "Of the order of the text, the gates' noise and LoRA's start."})
 
     constraint: Literal["kl", "cross-entropy"] = field(
@@ -92,6 +95,7 @@ class SparsifySettings:
         counts = ("steps", "batch", "accumulate", "rank", "checkpoint_every", "judge_every", "judge_sequences")
         for name in counts:
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("streamed", self.streamed >= 1, "at least 1")
         self._require("length", self.length >= 2, "at least 2, as a first token predicts a second")
         for name in ("seed", "warmup", "bias_steps", "multiplier_warmup", "multiplier_damping", "self_text", "distill"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
