@@ -48,6 +48,24 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path) -> None:
     assert Journal(tmp_path).piece("a", refuse).tolist() == [0, 0]
 
 
+def test_a_piece_of_another_shape_is_computed_again(tmp_path: Path) -> None:
+    Journal(tmp_path).piece("a", lambda: torch.ones(1))
+    assert Journal(tmp_path).piece("a", lambda: torch.zeros(2), (2,)).tolist() == [0, 0]
+    assert Journal(tmp_path).piece("a", refuse, (2,)).tolist() == [0, 0]
+
+
+def test_the_latest_state_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "new")
+    assert journal.kept("state.") == []
+    for n in (1, 2):
+        journal.keep("state.0-of-2", {"a": torch.tensor(n), "b": torch.tensor(10 * n)})
+    journal.keep("state.1-of-2", {"c": torch.tensor(3)})
+    journal.keep("states", {"a": torch.tensor(4)})
+    journal.part("x").keep("state.0-of-2", {"a": torch.tensor(5)})
+    assert Journal(tmp_path / "new").kept("state.") == [{"a": 2, "b": 20}, {"c": 3}]
+    assert len(list((tmp_path / "new").iterdir())) == 4
+
+
 def test_an_error_leaves_no_piece(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         Journal(tmp_path).piece("a", refuse)

@@ -14,6 +14,7 @@ from gatelens.gates.responses import check_responses, response_log_probs
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import HeadRoles
 from gatelens.model import Model
+from gatelens.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 
@@ -63,7 +64,8 @@ def ablation_curve(
     """Force the first n heads of a kind's ranking to 0 against forcing them to 1, everything else at G+, n = 0..most.
 
     kind: facilitation, irrelevance, interference, or ``random`` for a random order: the baseline.
-    every: evaluate each so many n. Cost: 2 forwards for each n and seed.
+    every: evaluate each so many n. Cost: 2 forwards for each n and seed; started by `accelerate launch`, every process
+    does its share.
     """
     journal = journal or Journal()
     n_heads = model.n_layers * model.n_heads
@@ -76,7 +78,10 @@ def ablation_curve(
     responses = as_responses(task)
     check_responses(model, responses)
     batches = list(responses.batches(batch))
-    journal.begin(f"ablate {kind}", len(orders) * len(batches))
+    pieces = [(seed, i) for seed in range(len(orders)) for i in range(len(batches))]
+    processes = Processes(model.device)
+    mine = processes.share(len(pieces))
+    journal.begin(f"ablate {kind}", len(mine))
 
     def change(order: Tensor, plus: Tensor, part: ResponseBatch) -> Tensor:
         """Sum over the batch's examples: (point,)."""
@@ -85,11 +90,11 @@ def ablation_curve(
             ablated, retained = response_log_probs(model, part, rows, memory_gb=memory_gb).chunk(2)
         return (ablated - retained).sum(1)
 
-    changes = torch.zeros(len(orders), len(points))
-    for seed, order in enumerate(orders):
-        for i, part in enumerate(batches):
-            compute = partial(change, order, roles.plus[seed], part)
-            changes[seed] += journal.piece(f"{kind}-{seed}-{i}", compute).float()
+    sums = torch.zeros(len(mine), len(points))
+    for row, (seed, i) in enumerate(pieces[number] for number in mine):
+        compute = partial(change, orders[seed], roles.plus[seed], batches[i])
+        sums[row] = journal.piece(f"{kind}-{seed}-{i}", compute, (len(points),))
+    changes = processes.gather(sums, len(pieces)).view(len(orders), len(batches), len(points)).sum(1)
     return AblationCurve(kind, torch.tensor(points), changes / len(responses))
 
 

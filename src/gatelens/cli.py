@@ -321,9 +321,10 @@ def gate(
     from rich.console import Console
 
     from gatelens.gate import find_roles
+    from gatelens.processes import is_main
     from gatelens.show import Bars, roles_table
 
-    console = Console()
+    console = Console(quiet=not is_main())
     loaded = load(model)
     folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-gate".replace("/", "-")
     with Bars(console) as bars:
@@ -372,9 +373,10 @@ def contrast(
     from rich.console import Console
 
     from gatelens.contrast import find_contrast
+    from gatelens.processes import is_main
     from gatelens.show import Bars, contrast_table
 
-    console = Console()
+    console = Console(quiet=not is_main())
     loaded = load(model)
     name = f"{loaded.name}-{Path(keep).stem}-{Path(lose).stem}-contrast".replace("/", "-")
     folder = out or Path("runs") / name

@@ -18,6 +18,7 @@ from gatelens.gates.responses import check_responses
 from gatelens.journal import Journal, Progress
 from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast
 from gatelens.model import Model
+from gatelens.processes import Processes, is_main
 from gatelens.report.figures import head_maps, save_figure
 from gatelens.results import RESULT, open_folder, read_json, read_tensors, write_json, write_tensors
 from gatelens.tasks import task as make_task
@@ -59,7 +60,10 @@ def find_contrast(
     lose_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> ContrastResult:
-    """Fit gates on examples of both tasks, and evaluate them on others that were held out."""
+    """Fit gates on examples of both tasks, and evaluate them on others that were held out.
+
+    Started by `accelerate launch`, the processes share the seeds, and the main one writes the folder.
+    """
     settings = settings or TwoTaskSettings()
     begun = time.monotonic()
     keeps, loses = (
@@ -76,14 +80,18 @@ def find_contrast(
         "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
         "versions": versions(),
     }
-    if folder is not None and open_folder(folder, asked):
+    processes = Processes(model.device)
+    with processes.main_first():  # the others find the folder that it claims
+        complete = folder is not None and open_folder(folder, asked)
+    if folder is not None and complete:
         return load_contrast(folder)
-    journal = Journal(None if folder is None else folder / "pieces", progress)
+    journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
     contrast = fit_contrast(model, keeps, loses, settings, journal=journal)
     kept, lost = (_shown(one.name, one.options) for one in (keeps, loses))
     result = ContrastResult(model.name, kept, lost, settings, contrast, time.monotonic() - begun)
-    if folder is not None:
+    if folder is not None and is_main():
         _save(result, folder)
+    processes.wait()
     return result
 
 

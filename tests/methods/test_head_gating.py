@@ -1,10 +1,8 @@
-"""Causal head gating: against a plain implementation, on a model whose truth is known, and in several processes."""
+"""Causal head gating: against a plain implementation, on a model whose truth is known, and when stopped."""
 
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
+from gatelens.gates import fitting
 from gatelens.gates.fitting import draw_batch
 from gatelens.gates.responses import response_log_probs, share_known
 from gatelens.journal import Journal
@@ -139,25 +138,70 @@ def test_batches_are_as_large_as_asked_mixed_anew_and_fair() -> None:
     assert sorted(draw_batch(task, 99, 3, seed=0).which.tolist()) == list(range(10))
 
 
-def test_a_fit_that_was_stopped_continues_with_the_same_numbers(tmp_path: Path) -> None:
+class Stop(Exception):
+    pass
+
+
+def stop_at(folder: Path, update: int) -> Journal:
+    """A journal that ends the fit of G+ and G- after an update."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        if "G+" in what and done == update:
+            raise Stop
+
+    return Journal(folder, stop)
+
+
+def same(found: HeadRoles, right: HeadRoles) -> None:
+    for name in ("gates", "plus", "minus", "losses"):
+        assert torch.equal(getattr(found, name), getattr(right, name)), name
+
+
+@pytest.mark.parametrize(("updates", "seconds", "kept"), [(25, 1e9, 25), (1000, 0.0, 37)])
+def test_a_fit_that_was_stopped_continues_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, seconds: float, kept: int
+) -> None:
     model, task = copying_model(), copying_task(8)
     settings = HeadGatingSettings(seeds=2, updates=60, batch=4)
     whole = fit_head_gates(model, task, settings)
-
-    class Stop(Exception):
-        pass
-
-    def stop(what: str, done: int, total: int) -> None:
-        if "G+" in what and done == 2:
-            raise Stop
-
+    monkeypatch.setattr(fitting, "_UPDATES", updates)
+    monkeypatch.setattr(fitting, "_SECONDS", seconds)
     with pytest.raises(Stop):
-        fit_head_gates(model, task, settings, journal=Journal(tmp_path, stop))
-    kept = {path.name for path in tmp_path.iterdir()}
+        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 37))
+    said: list[int] = []
+    journal = Journal(tmp_path, lambda what, done, total: said.append(done) if "G+" in what else None)
+    same(fit_head_gates(model, task, settings, journal=journal), whole)
+    assert said == [0, *range(kept, 61)]  # every update is reported
+
+
+def test_fits_that_are_behind_catch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task, settings = tiny("llama"), any_task(), HeadGatingSettings(seeds=2, updates=8, batch=4)
+    model.hf.double()
+    whole = fit_head_gates(model, task, settings)
+    monkeypatch.setattr(fitting, "_UPDATES", 1)
+    with pytest.raises(Stop):
+        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 3))
+    [early] = Journal(tmp_path).kept("G+")
+    with pytest.raises(Stop):
+        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 6))
+    [late] = Journal(tmp_path).kept("G+")
+    rows = {"plus-0": late["plus-0"], "plus-1": early["plus-1"], "minus-1": torch.zeros(5)}  # no minus-0; a wrong size
+    Journal(tmp_path).keep("G+-and-G-.0-of-1", rows)
     again = fit_head_gates(model, task, settings, journal=Journal(tmp_path))
-    assert kept < {path.name for path in tmp_path.iterdir()}
     for name in ("gates", "plus", "minus", "losses"):
-        assert torch.equal(getattr(whole, name), getattr(again, name)), name
+        torch.testing.assert_close(getattr(again, name), getattr(whole, name), atol=1e-6, rtol=0)
+
+
+def test_the_model_stays_untouched() -> None:
+    model = tiny("llama")
+    model.hf.requires_grad_()
+    next(model.hf.parameters()).requires_grad_(False)
+    asked = [weight.requires_grad for weight in model.hf.parameters()]
+    weights = [weight.clone() for weight in model.hf.parameters()]
+    fit_head_gates(model, any_task(4), HeadGatingSettings(seeds=1, updates=2))
+    assert all(weight.grad is None for weight in model.hf.parameters())
+    assert [weight.requires_grad for weight in model.hf.parameters()] == asked
+    assert all(map(torch.equal, weights, model.hf.parameters()))
 
 
 def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
@@ -271,28 +315,3 @@ def test_a_model_at_chance_is_warned_about() -> None:
 def test_bad_settings_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(GatelensError):
         HeadGatingSettings(**bad)  # type: ignore[arg-type]
-
-
-def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
-    script = tmp_path / "fit.py"
-    script.write_text(
-        "import sys, torch, warnings\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "warnings.simplefilter('ignore')\n"
-        "torch.set_num_threads(1)\n"
-        "from copying import copying_model, copying_task\n"
-        "from gatelens import HeadGatingSettings, fit_head_gates\n"
-        "from gatelens.processes import my_rows\n"
-        "roles = fit_head_gates(copying_model(), copying_task(8), HeadGatingSettings(seeds=3, updates=5))\n"
-        "if 0 in my_rows(3):\n"
-        "    torch.save(roles.minus, sys.argv[1])\n"
-    )
-    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29653"]
-    for name, command in (("one", [sys.executable]), ("two", two)):
-        done = subprocess.run(
-            [*command, str(script), str(tmp_path / name)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-    one, both = (torch.load(tmp_path / name, weights_only=True) for name in ("one", "two"))
-    assert one.shape[0] == 3
-    torch.testing.assert_close(one, both, atol=1e-6, rtol=0)

@@ -207,6 +207,14 @@ class TestSkipping:
             run_study(read_study(file), place / "out", address="auto")
         assert not (place / "out").exists()
 
+    def test_processes_that_work_on_one_cell_together_are_refused(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(GatelensError, match="not started by `accelerate launch`"):
+            run_study(read_study(write_study(place)), place / "out")
+        assert not (place / "out").exists()
+
     def test_large_files_are_sampled_from_end_to_end(self, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         seen = set()

@@ -1,10 +1,11 @@
-"""Learn head gates: gate logits moved by Adam down a loss, many fits as rows of one batch, in pieces that are kept."""
+"""Learn head gates: gate logits moved by Adam down a loss, many fits as rows of one batch, each of them kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from gatelens.tasks.base import ResponseBatch, ResponseTask
 Loss = Callable[[int, Tensor], Tensor]
 """Called as loss(number of the batch, gates (row, layer, head)); gives one number for each row."""
 
-_SEGMENT = 25  # updates in one piece of work
+# The state of a fit is kept after so many updates or so many seconds, whichever comes first.
+_UPDATES, _SECONDS = 25, 15.0
 
 
 @dataclass(frozen=True)
@@ -37,55 +39,89 @@ def fit_gates(
     schedule: Schedule,
     penalties: Tensor,
     journal: Journal,
-    name: str,
+    what: str,
+    names: Sequence[str],
+    share: str,
 ) -> tuple[Tensor, Tensor]:
     """Gate logits (row, layer, head) after all updates from ``start``, and losses (update, row).
 
     What is minimised is ``loss - penalty * mean of the gate logits, clamped`` for each row; penalties: (row,).
     rows_at_once: how many rows of the batch of this number fit into memory.
+    names: one for each row. share: names this process's rows among those of all; their states are kept together. Rows
+    that other processes kept are taken up too, and those that are behind catch up first.
     """
-    segments = [range(at, min(at + _SEGMENT, schedule.updates)) for at in range(0, schedule.updates, _SEGMENT)]
-    journal.begin(f"fit {name}", len(segments))
-    state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)])  # logits, Adam's two moments
-    losses: list[Tensor] = []
-    for number, segment in enumerate(segments):
-        compute = partial(_run_segment, state, segment, loss, rows_at_once, schedule, penalties)
-        packed = journal.piece(f"{name.replace(' ', '-')}-{number}", compute)
-        state = packed[: state.numel()].view_as(state)
-        losses.append(packed[state.numel() :].view(len(segment), len(start)))
-    return state[0], torch.cat(losses)
+    state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], 1)  # logits, Adam's two moments
+    losses = torch.zeros(schedule.updates, len(start))
+    done = [0] * len(start)
+    file = what.replace(" ", "-")
+    for kept in journal.kept(f"{file}."):
+        for row, name in enumerate(names):
+            if (found := _unpack(kept.get(name), state[row], schedule.updates)) and len(found[1]) > done[row]:
+                state[row], past = found
+                done[row] = len(past)
+                losses[: len(past), row] = past
+    journal.begin(f"fit {what}", schedule.updates)
+    journal.reach(min(done, default=schedule.updates))
+    while (at := min(done, default=schedule.updates)) < schedule.updates:
+        rows = [row for row, n in enumerate(done) if n == at]
+        until = min((n for n in done if n > at), default=schedule.updates)
+        kept_at, clock = at, time.monotonic()
+        moves = _updates(state[rows], range(at, until), loss, rows_at_once, schedule, penalties[rows])
+        for reached, (moved, measured) in enumerate(moves, at + 1):
+            state[rows], losses[reached - 1, rows] = moved, measured
+            for row in rows:
+                done[row] = reached
+            if reached == until or reached - kept_at >= _UPDATES or time.monotonic() - clock >= _SECONDS:
+                packed = [_pack(state[row], losses[: done[row], row]) for row in range(len(done))]
+                journal.keep(f"{file}.{share}", dict(zip(names, packed, strict=True)))
+                kept_at, clock = reached, time.monotonic()
+            journal.reach(reached)
+    return state[:, 0], losses
 
 
-def _run_segment(
+def _updates(
     state: Tensor,
-    segment: range,
+    numbers: range,
     loss: Loss,
     rows_at_once: Callable[[int], int],
     schedule: Schedule,
     penalties: Tensor,
-) -> Tensor:
-    logits = state[0].clone().requires_grad_()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of a state, moved by the updates of these numbers: after each of them the state and the losses (row,)."""
+    logits, first_moment, second_moment = (part.clone() for part in state.unbind(1))
+    logits.requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=schedule.rate[0])
-    if segment.start:
-        moments = {"exp_avg": state[1].clone(), "exp_avg_sq": state[2].clone()}
-        optimizer.state[logits] = {"step": torch.tensor(float(segment.start)), **moments}
-    losses = torch.zeros(len(segment), len(logits))
-    for row, update in enumerate(segment):
-        first, last = schedule.rate
+    step = torch.tensor(float(numbers.start))
+    optimizer.state[logits] = {"step": step, "exp_avg": first_moment, "exp_avg_sq": second_moment}
+    first, last = schedule.rate
+    for update in numbers:
         for group in optimizer.param_groups:
             group["lr"] = first + (last - first) * update / max(1, schedule.updates - 1)
-        optimizer.zero_grad()
-        for part in range(schedule.accumulate):
-            number = update * schedule.accumulate + part
+        losses = torch.zeros(len(logits))
+        gradient = torch.zeros_like(logits)
+        for number in range(update * schedule.accumulate, (update + 1) * schedule.accumulate):
             for rows in torch.arange(len(logits)).split(rows_at_once(number)):
                 value = loss(number, logits[rows].sigmoid()) / schedule.accumulate
-                value.sum().backward()
-                losses[row, rows] += value.detach().cpu().float()
+                # Of the gates only: backward() would leave gradients on a model whose weights ask for them.
+                gradient += torch.autograd.grad(value.sum(), logits)[0]
+                losses[rows] += value.detach().cpu().float()
         reward = logits.clamp(-schedule.clamp, schedule.clamp).mean((1, 2))
-        (-penalties * reward).sum().backward()
+        gradient += torch.autograd.grad((-penalties * reward).sum(), logits)[0]
+        logits.grad = gradient
         optimizer.step()
-    adam = optimizer.state[logits]
-    return torch.cat([part.flatten() for part in (logits.detach(), adam["exp_avg"], adam["exp_avg_sq"], losses)])
+        yield torch.stack([logits.detach(), first_moment, second_moment], 1), losses
+
+
+def _pack(state: Tensor, losses: Tensor) -> Tensor:
+    """One row's state and its losses so far as one vector, whose length says how many updates it is after."""
+    return torch.cat([state.flatten(), losses])
+
+
+def _unpack(kept: Tensor | None, like: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+    size = like.numel()
+    if kept is None or kept.dtype != like.dtype or kept.ndim != 1 or not size <= len(kept) <= size + most:
+        return None
+    return kept[:size].view_as(like), kept[size:]
 
 
 def uniform_logits(model: Model, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.heads import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
+from gatelens.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 
@@ -90,6 +91,8 @@ def share_known(model: Model, task: ResponseTask, memory_gb: float) -> float:
 
 def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float) -> None:
     """Warn where a model does not know the responses: of heads without a job there are no roles."""
+    if not is_main():  # one process says it for all
+        return
     hits = _hits(model, task, memory_gb)
     counts = torch.tensor([len(example.response_ids) for example in task.examples])
     if warning := hardly_known(model.name, task.name, float(hits.sum() / counts.sum())):

@@ -18,7 +18,7 @@ from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, un
 from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
-from gatelens.processes import all_rows, my_rows
+from gatelens.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 
@@ -86,8 +86,9 @@ def fit_contrast(
         warn_if_unknown(model, whole, settings.memory_gb)
     (kept_task, keep_test), (lost_task, lose_test) = (_split(whole, settings.held_out) for whole in wholes)
     ceiling = math.log(model.hf.config.vocab_size)
-    mine = my_rows(settings.seeds)
-    start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
+    processes = Processes(model.device)
+    mine = processes.share(settings.seeds)
+    start = torch.stack([uniform_logits(model, settings.seed + row) for row in range(settings.seeds)])[mine]
 
     def batches(number: int) -> list[ResponseBatch]:
         return [draw_batch(task, settings.batch, number, settings.seed) for task in (kept_task, lost_task)]
@@ -101,11 +102,13 @@ def fit_contrast(
         return min(rows_at_once(model, batch, grad=True, memory_gb=half) for batch in batches(number))
 
     schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
-    logits, losses = fit_gates(start, loss, at_once, schedule, start.new_zeros(len(mine)), journal, "contrast")
-    gates = all_rows(logits.sigmoid(), settings.seeds)
+    names = [f"contrast-{row}" for row in mine]
+    none = start.new_zeros(len(mine))
+    logits, losses = fit_gates(start, loss, at_once, schedule, none, journal, "contrast", names, processes.name)
+    gates = processes.gather(logits.sigmoid(), settings.seeds)
     rows = torch.cat([gates, torch.ones_like(gates[:1])])
     kept, lost = (_mean_log_prob(model, task, rows, settings) for task in (keep_test, lose_test))
-    history = all_rows(losses.T, settings.seeds).T
+    history = processes.gather(losses.T, settings.seeds).T
     return Contrast(gates, history, kept[:-1], lost[:-1], float(kept[-1]), float(lost[-1]))
 
 

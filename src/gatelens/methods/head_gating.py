@@ -20,7 +20,7 @@ from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, un
 from gatelens.gates.responses import check_responses, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
-from gatelens.processes import all_rows, my_rows
+from gatelens.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 KINDS = ("facilitation", "irrelevance", "interference")
@@ -104,15 +104,17 @@ def fit_head_gates(
 ) -> HeadRoles:
     """The role of every head in giving the task's responses. Cost: 3 x updates forward-backwards for each seed.
 
-    A circuit task counts as one whose response is its answer, or any of its answers where there are several.
+    A circuit task counts as one whose response is its answer, or any of its answers where there are several. Started by
+    `accelerate launch`, every process fits its own seeds and returns those of all.
     """
     settings = settings or HeadGatingSettings()
     journal = journal or Journal()
     responses = as_responses(task)
     check_responses(model, responses)
     warn_if_unknown(model, responses, settings.memory_gb)
-    mine = my_rows(settings.seeds)
-    start = torch.stack([uniform_logits(model, settings.seed + row) for row in mine])
+    processes = Processes(model.device)
+    mine = processes.share(settings.seeds)
+    start = torch.stack([uniform_logits(model, settings.seed + row) for row in range(settings.seeds)])[mine]
 
     def batch(number: int) -> ResponseBatch:
         return draw_batch(responses, settings.batch, number, settings.seed)
@@ -126,17 +128,36 @@ def fit_head_gates(
     def schedule(rate: tuple[float, float]) -> Schedule:
         return Schedule(settings.updates, rate, settings.accumulate, settings.clamp)
 
+    def names(fit: str) -> list[str]:
+        return [f"{fit}-{row}" for row in mine]
+
     # 1. G, with no penalty.
     plain, losses = fit_gates(
-        start, loss, at_once, schedule(settings.first_rate), start.new_zeros(len(mine)), journal, "G"
+        start,
+        loss,
+        at_once,
+        schedule(settings.first_rate),
+        start.new_zeros(len(mine)),
+        journal,
+        "G",
+        names("gates"),
+        processes.name,
     )
     # 2. G+ and G-, both from G; as rows they share every batch.
     penalties = settings.penalty * torch.tensor([1.0] * len(mine) + [-1.0] * len(mine))
     both, more = fit_gates(
-        torch.cat([plain, plain]), loss, at_once, schedule(settings.second_rate), penalties, journal, "G+ and G-"
+        torch.cat([plain, plain]),
+        loss,
+        at_once,
+        schedule(settings.second_rate),
+        penalties,
+        journal,
+        "G+ and G-",
+        names("plus") + names("minus"),
+        processes.name,
     )
-    plus, minus = both.split(len(mine))
-    history = torch.stack([losses, *more.split(len(mine), 1)])  # (fit, update, seed)
-    gates = all_rows(torch.stack([plain, plus, minus], 1).sigmoid(), settings.seeds)
-    history = all_rows(history.permute(2, 0, 1), settings.seeds).permute(1, 2, 0)
+    plus, minus = both.tensor_split(2)
+    history = torch.stack([losses, *more.tensor_split(2, 1)])  # (fit, update, seed)
+    gates = processes.gather(torch.stack([plain, plus, minus], 1).sigmoid(), settings.seeds)
+    history = processes.gather(history.permute(2, 0, 1), settings.seeds).permute(1, 2, 0)
     return HeadRoles(gates[:, 0], gates[:, 1], gates[:, 2], history)

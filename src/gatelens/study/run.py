@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gatelens.errors import GatelensError
+from gatelens.processes import n_processes
 from gatelens.study.cells import Cell
 from gatelens.study.file import Study
 from gatelens.study.folder import Outcome, StudyFolder
@@ -42,6 +43,11 @@ def run_study(
         raise GatelensError(f"no engine '{engine}': engines are {' and '.join(ENGINES)}.")
     if address is not None and engine != "ray":
         raise GatelensError("an address is that of a Ray cluster: it goes with the engine ray.")
+    if n_processes() > 1:  # which would work on one cell together, while each of them takes another
+        raise GatelensError(
+            "a study is not started by `accelerate launch`: start the same command several times, and they share its "
+            "cells, or use the engine ray."
+        )
     folder, run = StudyFolder(Path(out).resolve()), run_here
     if engine == "ray":
         from gatelens.study.ray_engine import check_ray, run_on_ray

@@ -1,0 +1,82 @@
+"""Head gating for tests to start as several processes: accelerate launch ... head_gating_run.py OUT MODEL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from copying import copying_model, copying_task
+
+from gatelens import HeadGatingSettings, Model, fit_head_gates
+from gatelens.ablation import ablation_curve
+from gatelens.cli import make_app
+from gatelens.gates import fitting
+from gatelens.journal import Journal
+from gatelens.methods.head_gating import HeadRoles
+from gatelens.processes import Processes
+from gatelens.results import write_tensors
+
+SETTINGS = HeadGatingSettings(seeds=3, updates=6, batch=4)
+ONE_SEED = HeadGatingSettings(seeds=1, updates=2, batch=4)
+STOP = (2, 4)  # updates of G+ and G- after which each process stops
+GATE = ["--seeds", "3", "--updates", "2", "--batch", "4", "--n", "4", "--held-out", "3", "--most", "2"]
+
+
+class Stop(Exception):
+    pass
+
+
+def model() -> Model:
+    """In double precision: Adam turns the rounding of a gradient near 0 into a step."""
+    made = copying_model()
+    made.hf.double()
+    return made
+
+
+def stop_at(folder: Path, update: int) -> Journal:
+    def stop(what: str, done: int, total: int) -> None:
+        if "G+" in what and done == update:
+            raise Stop
+
+    return Journal(folder, stop)
+
+
+def tensors(roles: HeadRoles) -> dict[str, torch.Tensor]:
+    return {name: getattr(roles, name) for name in ("gates", "plus", "minus", "losses")}
+
+
+def main(out: Path, folder: str) -> None:
+    ours, task = model(), copying_task(8)
+    processes = Processes(ours.device)
+    (out / f"share-{processes.index}.json").write_text(json.dumps(processes.share(3)))
+    # Each process stops after another update, and then they continue.
+    fitting._UPDATES = 1
+    with suppress(Stop):
+        fit_head_gates(ours, task, SETTINGS, journal=stop_at(out / "pieces", STOP[processes.index]))
+    processes.wait()
+    if processes.index == 0:
+        shutil.copytree(out / "pieces", out / "stopped")
+    processes.wait()
+    roles = fit_head_gates(ours, task, SETTINGS, journal=Journal(out / "pieces"))
+    curve = ablation_curve(ours, task, roles, most=3, batch=3, journal=Journal(out / "pieces"))
+    few = fit_head_gates(ours, task, ONE_SEED)
+    write_tensors(
+        out / f"found-{processes.index}.safetensors",
+        {**tensors(roles), "changes": curve.changes, "one seed": few.minus},
+    )
+    if folder:
+        command = ["gate", folder, "induction", "--out", str(out / "run"), *GATE]
+        make_app("gate")(args=command, standalone_mode=False)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    main(Path(sys.argv[1]), sys.argv[2])
