@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from gatelens.errors import GatelensError
 from gatelens.journal import Journal
 
 
@@ -84,3 +86,15 @@ def test_progress(tmp_path: Path) -> None:
     journal.piece("a", lambda: torch.ones(1))
     journal.piece("a", refuse)
     assert said == [("p.score", 0, 2), ("p.score", 1, 2), ("p.score", 2, 2)]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: the system refuses the write half-way."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(GatelensError, match=r"cannot write to .* make room"):
+            Journal(tmp_path).piece("a", lambda: torch.zeros(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())

@@ -1,11 +1,12 @@
 """Checkpoints of a long run: whole or not there at all, the last two kept.
 
 A checkpoint is written under a hidden name and then renamed, so that a process killed at any moment, or a full disk,
-leaves the earlier ones as they were.
+leaves the earlier ones as they were. So are the small files beside them: `replace_file`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class Checkpoints:
 
     def last(self) -> Path | None:
         steps = self.steps()
-        return self._path(steps[-1]) if steps else None
+        return self.path(steps[-1]) if steps else None
 
     def write(self, step: int, save: Callable[[Path], None]) -> None:
         """Let every process save its part into a new folder, then make it the last checkpoint."""
@@ -47,13 +48,14 @@ class Checkpoints:
             save(part)
             self.wait()
             if self.main:
-                shutil.rmtree(self._path(step), ignore_errors=True)
-                part.rename(self._path(step))
+                for later in [other for other in self.steps() if other >= step]:  # which could not be read
+                    shutil.rmtree(self.path(later), ignore_errors=True)
+                part.rename(self.path(step))
                 for old in self.steps()[:-KEPT]:
-                    shutil.rmtree(self._path(old), ignore_errors=True)
-        except (OSError, RuntimeError, SafetensorError) as error:
+                    shutil.rmtree(self.path(old), ignore_errors=True)
+        except (OSError, RuntimeError, SafetensorError, GatelensError) as error:
             shutil.rmtree(part, ignore_errors=True)
-            if not isinstance(error, OSError) and not _about_files(error):
+            if not about_files(error):
                 raise
             last = self.last()
             kept = f"{last} is whole" if last else "there was none before"
@@ -62,10 +64,21 @@ class Checkpoints:
                 "make room and start the same command again, it continues from there."
             ) from error
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
 
-def _about_files(error: Exception) -> bool:
-    """Whether an error of safetensors or torch is one of the system about a file."""
-    return any(word in str(error) for word in ("os error", "PytorchStreamWriter", "inline_container"))
+def replace_file(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or as it was before."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, newline="")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def about_files(error: Exception) -> bool:
+    """Whether an error, also one of safetensors or torch, is one of the system about a file."""
+    words = ("os error", "PytorchStreamWriter", "inline_container")
+    return isinstance(error, OSError) or any(word in str(error) for word in words)

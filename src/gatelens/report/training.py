@@ -42,11 +42,12 @@ def training_figure(log: Rows, judged: Rows = (), target: float | None = None, t
         above.axhline(target, linestyle="--", color=BLACK, linewidth=0.9, label=f"target {target:g}")
     texts = _texts(judged)
     for name, (colour, _) in colours(texts).items():
-        where = _column(judged, "step")
+        rows = _judged_on(name, judged)
+        where = _column(rows, "step")
         marks = {"color": colour, "marker": "o", "markersize": 3}
-        above.plot(where, _column(judged, f"{name} above dense"), **marks, label=f"{shown(name)}: above dense")
-        above.plot(where, _column(judged, f"{name} kl"), **marks, linestyle=":", label=f"{shown(name)}: KL")
-        below.plot(where, _percent(_column(judged, f"{name} open")), **marks, label=shown(name))
+        above.plot(where, _column(rows, f"{name} above dense"), **marks, label=f"{shown(name)}: above dense")
+        above.plot(where, _column(rows, f"{name} kl"), **marks, linestyle=":", label=f"{shown(name)}: KL")
+        below.plot(where, _percent(_column(rows, f"{name} open")), **marks, label=shown(name))
     above.set_ylabel("nats per token")
     below.set(ylabel="open edges, %", xlabel="step")
     _percent_axis(below, "y", [value for line in below.get_lines() for value in line.get_ydata()])
@@ -72,7 +73,7 @@ def loss_against_open_figure(stages: Mapping[str, Rows], title: str = "") -> Fig
     axis.axhline(0, color="0.6", linewidth=0.8, linestyle="--", label="dense")
     every: list[float] = []
     for name, (colour, line) in colours(texts).items():
-        has = [(stage, rows) for stage, rows in stages.items() if name in _texts(rows)]
+        has = [(stage, _judged_on(name, rows)) for stage, rows in stages.items() if name in _texts(rows)]
         opened = [_percent(_column(rows, f"{name} open")) for _, rows in has]
         losses = [_column(rows, f"{name} above dense") for _, rows in has]
         axis.plot(list(chain(*opened)), list(chain(*losses)), line, color=colour, label=shown(name))
@@ -129,6 +130,11 @@ def open_edges_figure(opened: Tensor, title: str = "") -> Figure:
 def _texts(judged: Rows) -> list[str]:
     """The texts that were judged, in the order of their columns."""
     return list(dict.fromkeys(key.removesuffix(" open") for row in judged for key in row if key.endswith(" open")))
+
+
+def _judged_on(text: str, judged: Rows) -> Rows:
+    """The rows that have a text: a run that was continued may have got it late, or lost it."""
+    return [row for row in judged if f"{text} open" in row]
 
 
 def _column(rows: Rows, name: str) -> list[float]:

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gatelens.adapters import write_adapter
-from gatelens.anatomy import describe
-from gatelens.gates.sparse import gate_biases, make_sparse, save_sparse
+from torch import Tensor
+
+from gatelens.adapters import base_weights, write_adapter
+from gatelens.errors import GatelensError
+from gatelens.gates.sparse import gate_biases, is_sparse, make_sparse, save_sparse
 from gatelens.methods.sparsify.judge import Judgement
 from gatelens.methods.sparsify.settings import SparsifySettings
 from gatelens.methods.sparsify.student import SCALE, Student
 from gatelens.model import Model
 
-CARD = "README.md"
+CARD, CONFIG = "README.md", "config.json"
 
 
 def merged(student: Student) -> Any:
@@ -26,48 +28,60 @@ def merged(student: Student) -> Any:
     """
     hf = student.trained.merge_and_unload() if student.trained is not student.hf else student.hf
     make_sparse(hf, gate_biases(hf))
+    if not all(weight.isfinite().all() for weight in hf.parameters()):
+        raise GatelensError(
+            "the trained model has weights that are no numbers: nothing is written; lower learning_rate or "
+            "bias_learning_rate and write to another folder."
+        )
     if hf.is_gradient_checkpointing:
         hf.gradient_checkpointing_disable()
     return hf.eval().requires_grad_(False)
 
 
-def write_result(student: Student, model: Model, folder: Path | None, settings: SparsifySettings, card: str) -> Model:
-    """Merge, write into the run's folder, and return the sparse model.
+def write_result(
+    hf: Any, trained: Mapping[str, Tensor], model: Model, folder: Path, settings: SparsifySettings, card: str
+) -> None:
+    """Write a merged model, and what training changed, by name, into the run's folder.
 
     With `settings.merge`, full weights that transformers opens; in any case the adapter, if there is one. Files are
-    written beside the old ones and then moved, the config last: a folder with a config is whole.
+    written beside the old ones and then moved. The old config goes first and the new one comes last: a folder with a
+    config is whole.
     """
-    part = None if folder is None else folder / ".result.part"
-    if part is not None:
-        shutil.rmtree(part, ignore_errors=True)
+    part = folder / ".result.part"
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    try:
         part.mkdir(parents=True)
         (part / CARD).write_text(card)
-        if student.trained is not student.hf:
-            about = {"base": base_name(model), "settings": settings.as_dict()}
-            write_adapter(part, student.state(), gate_biases(student.hf), SCALE, about)
-    hf = merged(student)
-    if part is not None and folder is not None:
+        if settings.weights == "lora":
+            about = {"base": base_name(model), **base_weights(model.hf), "settings": settings.as_dict()}
+            write_adapter(part, trained, gate_biases(hf), SCALE, about)
         if settings.merge or settings.weights == "full":
             save_sparse(hf, part)
             model.tokenizer.save_pretrained(part)
-        for file in sorted(part.iterdir(), key=lambda path: path.name == "config.json"):
+        (folder / CONFIG).unlink(missing_ok=True)
+        for old in folder.glob("model*.safetensors*"):  # with their index; without full weights the adapter counts
+            old.unlink()
+        for file in sorted(part.iterdir(), key=lambda path: path.name == CONFIG):
             file.replace(folder / file.name)
-        part.rmdir()
-    name = f"sparse-{model.name}" if folder is None else folder.resolve().name
-    return Model(name, hf, model.tokenizer, describe(hf))
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk it takes the room that is lacking
 
 
 def base_name(model: Model) -> str:
-    """What `gatelens.load` opens as this model: a built-in name or a hub id, else the folder it came from."""
-    path = getattr(model.hf.config, "_name_or_path", "")
-    known = path and Path(path).is_dir() and "-transformers-" not in path  # not a built-in model's cache
-    return str(Path(path).resolve()) if known else model.name
+    """What `gatelens.load` opens as this model; for one that was not loaded, the name that it was given."""
+    return model.source or model.name
 
 
 def write_card(
-    model: Model, sources: Sequence[object], settings: SparsifySettings, steps: int, judged: Mapping[str, Judgement]
+    model: Model,
+    sources: Sequence[object],
+    settings: SparsifySettings,
+    steps: int,
+    judged: Mapping[str, Judgement],
+    start: Path | None = None,
 ) -> str:
-    """The text of README.md."""
+    """The text of README.md. start: the run whose weights were the first."""
+    before, wrote = (f"{model.name}'s", model.name) if is_sparse(model.hf) else ("dense", "the dense model")
     lines = [
         f"# Sparse {model.name}",
         "",
@@ -75,7 +89,7 @@ def write_card(
         "(Draye, Lei et al., arXiv 2512.05865). Open it with `gatelens.load`, or with transformers after",
         "`import gatelens.gates.sparse`.",
         "",
-        "| text | sequences | dense loss | sparse loss | difference | KL | open edges |",
+        f"| text | sequences | {before} loss | sparse loss | difference | KL | open edges |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in judged.items():
@@ -86,9 +100,11 @@ def write_card(
     lines += [
         "",
         "Losses are in nats per token; an edge is open where score + bias > 0, as in use.",
+        *([f"{model.name} was sparse already: it is compared with as it was, gated."] if is_sparse(model.hf) else []),
         "",
         f"Trained for {steps} steps on: {', '.join(str(source) for source in sources)}"
-        + (f", and {settings.self_text} sequences that the dense model wrote." if settings.self_text else "."),
+        + (f", and {settings.self_text} sequences that {wrote} wrote." if settings.self_text else ".")
+        + ("" if start is None else f" It began with the weights and learned biases of the run {start}."),
         "",
         "```json",
         json.dumps(settings.as_dict(), indent=1),

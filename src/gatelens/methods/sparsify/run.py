@@ -4,7 +4,7 @@ Draye, Lei, Pan, Posner, Schölkopf: Sparse attention post-training for mechanis
 
 The folder of a run, all of it written by the main process:
 
-    settings.json     what was asked for; a run that continues must ask for the same
+    settings.json     what was asked for, and where it started; a run that continues must ask for the same
     own-text/         what the dense model wrote
     log.csv, .json    every step; judged.csv, .json: held-out text every so often; curve.png: both
     checkpoints/      the last two
@@ -14,10 +14,9 @@ The folder of a run, all of it written by the main process:
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
-import json
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,26 +24,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gatelens.checkpoints import Checkpoints
-from gatelens.errors import GatelensError
+from gatelens.anatomy import describe
+from gatelens.checkpoints import Checkpoints, about_files
+from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.sparse import gate_biases
 from gatelens.journal import Journal
+from gatelens.methods.sparsify.claim import claim
 from gatelens.methods.sparsify.display import displayed
 from gatelens.methods.sparsify.judge import Judgement, check_length, judge, named
 from gatelens.methods.sparsify.log import Log, Row, plot
-from gatelens.methods.sparsify.result import write_card, write_result
+from gatelens.methods.sparsify.result import merged, write_card, write_result
 from gatelens.methods.sparsify.rows import Rows
 from gatelens.methods.sparsify.self_text import write_text
 from gatelens.methods.sparsify.settings import SparsifySettings
-from gatelens.methods.sparsify.spread import is_spread, whole
+from gatelens.methods.sparsify.spread import is_spread
 from gatelens.methods.sparsify.student import Student
 from gatelens.methods.sparsify.training import WEIGHTS, Training
 from gatelens.model import Model
 from gatelens.text import Source, files, keep_apart, sequences
-from gatelens.versions import versions
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -66,7 +67,8 @@ def sparsify(
     Files are read whole, of each data set the first `streamed` sequences.
     out: folder of the run, described above. The same call continues a run that was stopped, at the step and with the
     losses that it would have had; without a folder nothing is kept.
-    start: folder of an earlier run of the same model, whose last checkpoint gives the weights and biases to begin with.
+    start: folder of an earlier run of the same model, whose last checkpoint gives the weights and learned biases to
+    begin with. A run that continues has its own.
     held_out: text to look at every `judge_every` steps, with gates as in use; never trained on. Without it the card
     says how the model does on the beginning of each text that it was trained on.
     track: also log to TensorBoard or W&B, through accelerate. show: print progress.
@@ -87,18 +89,19 @@ def sparsify(
         read = torch.cat(texts)
         held = _held_out(model, held_out, settings)
         looked_at = held or _trained_on(sources, texts, settings)  # for the card, which says which it is
-        if folder is not None and main:
-            _claim(folder, model, settings, read)
+        spread = is_spread(accelerator)
+        student = Student(model, settings, share=not spread)
+        begin = None if start is None else Path(start)
+        if begin is not None and not (folder and Checkpoints(folder / "checkpoints").steps()):
+            student.load_state(_last_weights(begin))
+        if folder is not None and main:  # now that nothing else can be refused
+            claim(folder, model, settings, read, begin)
         accelerator.wait_for_everyone()
         with accelerator.main_process_first() if folder else nullcontext():
             own = _own_text(model, read, settings, folder, show and main)
 
         # 2. Steps, from the last checkpoint on
         rows = Rows(read, own, settings.self_share, settings.seed)
-        spread = is_spread(accelerator)
-        student = Student(model, settings, share=not spread)
-        if start is not None:
-            student.load_state(_last_weights(Path(start)))
         if settings.most_open < 1:
             student.lower_biases(rows.batch(range(4)).to(model.device), settings.most_open)
         dense = copy.deepcopy(model.hf) if spread else model.hf.to(accelerator.device)  # FSDP cuts it up in place
@@ -107,16 +110,21 @@ def sparsify(
 
         # 3. The result
         done = Student(model, settings, share=False)
-        done.load_state({name: whole(weight) for name, weight in student.state().items()})
+        done.load_state(training.weights(settings.steps))
         if not settings.learn_bias:
             done.set_bias(gate_biases(student.hf))
         for tracker in accelerator.trackers:
             tracker.finish()
-        judged = {name: judge(model.hf, done.hf, tokens) for name, tokens in looked_at.items()} if main else {}
-        card = write_card(model, sources, settings, settings.steps, judged)
-        result = write_result(done, model, folder if main else None, settings, card)
+        trained = done.state()
+        sparse = merged(done)
+        judged = {name: judge(model.hf, sparse, tokens) for name, tokens in looked_at.items()} if main else {}
+        if folder is not None and main:
+            card = write_card(model, sources, settings, settings.steps, judged, begin)
+            write_result(sparse, trained, model, folder, settings, card)
         accelerator.wait_for_everyone()
-        return result
+        if folder is None:
+            return Model(f"sparse-{model.name}", sparse, model.tokenizer, describe(sparse))
+        return Model(folder.resolve().name, sparse, model.tokenizer, describe(sparse), str(folder.resolve()))
 
 
 def _train(training: Training, held: dict[str, Tensor], folder: Path | None, show: bool) -> None:
@@ -126,8 +134,7 @@ def _train(training: Training, held: dict[str, Tensor], folder: Path | None, sho
     done = 0
     if folder is not None:
         checkpoints = Checkpoints(folder / "checkpoints", main, accelerator.wait_for_everyone)
-        if (last := checkpoints.last()) is not None:
-            done = training.restore(last)
+        done = _restore(training, checkpoints)
     kept = folder if main else None
     log = Log(kept, done)
     judged = Log(kept, done, ("step", *(f"{name} {what}" for name in held for what in JUDGED)), "judged")
@@ -156,6 +163,23 @@ def _train(training: Training, held: dict[str, Tensor], folder: Path | None, sho
         plot(log, judged, settings.target, kept / "curve.png")
 
 
+def _restore(training: Training, checkpoints: Checkpoints) -> int:
+    """Take up the last checkpoint that can be read, if there are any, and return the number of steps done."""
+    damaged: list[str] = []
+    for step in reversed(checkpoints.steps()):
+        try:
+            done = training.restore(checkpoints.path(step))
+        except GatelensError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            warnings.warn(f"{damaged[0]} The run goes on from step {done}.", GatelensWarning, stacklevel=2)
+        return done
+    if damaged:
+        raise GatelensError(f"{damaged[0]} There is no other to go on from: write to another folder.")
+    return 0
+
+
 JUDGED = ("dense loss", "above dense", "kl", "open")
 
 
@@ -173,7 +197,10 @@ def _last_weights(run: Path) -> dict[str, Tensor]:
     last = Checkpoints(run / "checkpoints").last()
     if last is None or not (last / WEIGHTS).exists():
         raise GatelensError(f"{run} has no checkpoint to start from: give the folder of a run that wrote one.")
-    return load_file(last / WEIGHTS)
+    try:
+        return load_file(last / WEIGHTS)
+    except SafetensorError as error:
+        raise GatelensError(f"{last} is damaged ({error}): start from another run, or copy this one again.") from error
 
 
 def _read(model: Model, source: Source, settings: SparsifySettings) -> Tensor:
@@ -205,24 +232,6 @@ def _own_text(model: Model, read: Tensor, settings: SparsifySettings, folder: Pa
     return write_text(model, read, settings.self_text, settings.length, 0, journal)
 
 
-def _claim(folder: Path, model: Model, settings: SparsifySettings, read: Tensor) -> None:
-    """Make the folder that of this run, or find that it is; refuse one that belongs to another."""
-    path = folder / "settings.json"
-    mine = {"model": model.fingerprint, "text": hashlib.sha256(read.numpy().tobytes()).hexdigest()}
-    if path.exists():
-        theirs = json.loads(path.read_text())
-        changed = settings.changed(theirs["settings"]) + [name for name in mine if mine[name] != theirs[name]]
-        if changed:
-            raise GatelensError(
-                f"{folder} holds a run with another {' and '.join(changed)}: write to another folder, or ask for the "
-                "same to continue it (more steps are fine)."
-            )
-    elif (folder / "config.json").exists() or (folder / "log.csv").exists():
-        raise GatelensError(f"{folder} holds something else already: write to another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**mine, "settings": settings.as_dict(), "versions": versions()}, indent=1))
-
-
 def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
     if importlib.util.find_spec("accelerate") is None:
         raise GatelensError("training needs accelerate: run `pip install 'gatelens[sparsify]'`.")
@@ -230,6 +239,8 @@ def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, 
 
     if track is not None and importlib.util.find_spec(track) is None:
         raise GatelensError(f"logging to {track} needs {track}: run `pip install {track}`.")
+    if track == "tensorboard" and folder is None:
+        raise GatelensError("logging to tensorboard needs a folder: give out.")
     accelerator = Accelerator(
         cpu=model.device.type == "cpu",
         log_with=track,
@@ -245,8 +256,11 @@ def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, 
 def _one_sentence(folder: Path | None) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not about_files(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise GatelensError(
-            f"cannot write to {folder} ({error.strerror or error}); what was written before is whole: make room, or "
-            "give another folder, and start the same command again."
+            f"cannot write to {folder} ({reason}); what was written before is whole: make room, or give another "
+            "folder, and start the same command again."
         ) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from gatelens.errors import GatelensError
+
+RATES = {"lora": 1e-3, "full": 1e-5}  # learning rates by what is trained
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ class SparsifySettings:
         default=(), metadata={"help": "Modules that get adapters, by name; none given: all of the attention."}
     )
     rank: int = field(default=16, metadata={"help": "Rank of the adapters."})
-    learning_rate: float = field(default=1e-3, metadata={"help": "Of the weights, for Adam; about 1e-5 for 'full'."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Of the weights, for Adam; not given: 1e-3 for 'lora', 1e-5 for 'full'."}
+    )
     warmup: int = field(default=10, metadata={"help": "Steps in which learning rates rise from 0."})
     cooldown: float = field(
         default=0.0, metadata={"help": "Share of the steps, at the end, in which learning rates fall to 0."}
@@ -92,6 +97,12 @@ class SparsifySettings:
     )
 
     def __post_init__(self) -> None:
+        self._require("constraint", self.constraint in ("kl", "cross-entropy"), "'kl' or 'cross-entropy'")
+        self._require("weights", self.weights in RATES, "'lora' or 'full'")
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", RATES[self.weights])
+        for name, value in self.as_dict().items():
+            self._require(name, not isinstance(value, float) or math.isfinite(value), "a finite number")
         counts = ("steps", "batch", "accumulate", "rank", "checkpoint_every", "judge_every", "judge_sequences")
         for name in counts:
             self._require(name, getattr(self, name) >= 1, "at least 1")
@@ -104,13 +115,14 @@ class SparsifySettings:
         for name in ("cooldown", "self_share"):
             self._require(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
         self._require("each_row", not self.each_row or self.relative, "unset where the target is not relative")
+        beside = self.constraint != "kl"  # beside KL the one does nothing, the other what the multiplier does
+        for name in ("each_row", "distill"):
+            self._require(name, beside or not getattr(self, name), "unset where the constraint is 'kl'")
         self._require("most_open", 0 < self.most_open <= 1, "a share above 0, up to 1")
         self._require("most_open", self.most_open == 1 or self.learn_bias, "1 where the bias is not learned")
         self._require("multiplier_smoothing", 0 <= self.multiplier_smoothing < 1, "a share from 0 to below 1")
         between = self.multiplier_low <= self.multiplier <= self.multiplier_high
         self._require("multiplier", between, "between multiplier_low and multiplier_high")
-        self._require("constraint", self.constraint in ("kl", "cross-entropy"), "'kl' or 'cross-entropy'")
-        self._require("weights", self.weights in ("lora", "full"), "'lora' or 'full'")
         self._require("bias_end", self.bias_end is None or not self.learn_bias, "unset where the bias is learned")
         object.__setattr__(self, "projections", tuple(self.projections))
 
@@ -124,7 +136,7 @@ class SparsifySettings:
         return self.constraint == "kl" or self.relative or self.distill > 0
 
     def bias_at(self, step: int) -> float:
-        """The bias that all heads share at a step, where it is not learned."""
+        """The bias that all heads share after this many steps, where it is not learned."""
         if self.bias_end is None:
             return self.bias
         arrived = min(1.0, step / max(1, self.bias_steps))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gatelens.adapters import adapter_name
 from gatelens.anatomy import family_of
 from gatelens.errors import GatelensError
-from gatelens.gates.sparse import is_sparse, make_sparse, record_open
+from gatelens.gates.sparse import BIAS, is_sparse, make_sparse, record_open
 from gatelens.methods.sparsify.settings import SparsifySettings
 from gatelens.methods.sparsify.spread import cut
 from gatelens.model import Model
@@ -25,6 +26,11 @@ class Student:
 
     def __init__(self, model: Model, settings: SparsifySettings, share: bool) -> None:
         """share: let frozen weights be those of the dense model itself, without a second copy in memory."""
+        if is_sparse(model.hf) and (settings.bias != BIAS or settings.bias_end is not None):
+            raise GatelensError(
+                f"{model.name} is sparse already and keeps the biases that it has: leave out bias and bias_end, or "
+                "give the dense model that it was made from."
+            )
         lora = settings.weights == "lora"
         kept = {id(p): p for p in model.hf.parameters()} if lora and share else {}
         self.hf: Any = copy.deepcopy(model.hf, kept)
@@ -52,9 +58,15 @@ class Student:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.state().items():
+        """Take what `state` gave; refuse a state of which anything would be lost, or that lacks anything."""
+        mine = self.state()
+        for name, parameter in mine.items():
             if name not in state or state[name].shape != parameter.shape:
                 raise GatelensError(f"the weights to start from lack {name} in the shape that is trained here.")
+        if lost := [name for name in state if name not in mine]:
+            what = "learned biases" if lost[0].endswith("gate_bias") else lost[0]
+            raise GatelensError(f"the weights to start from have {what}, which this run does not train: let it.")
+        for name, parameter in mine.items():
             parameter.copy_(cut(state[name], parameter))
 
     def set_bias(self, bias: float | Tensor) -> None:
@@ -98,9 +110,19 @@ def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
     family = family_of(hf.config)
     names = settings.projections or tuple(f"{family.attention}.{name}" for name in (*family.qkv, family.out))
     config = LoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, target_modules=list(names), lora_dropout=0.0)
+    ends = (hf.get_input_embeddings(), hf.get_output_embeddings())
+    tied = ends[1] is not None and ends[0].weight is ends[1].weight
     try:
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)
-            return get_peft_model(hf, config)
+            trained = get_peft_model(hf, config)
     except ValueError as error:
         raise GatelensError(f"no module of this model is called {' or '.join(names)}: name others.") from error
+    if any(p.requires_grad and adapter_name(name) is None for name, p in trained.named_parameters()):
+        raise GatelensError(f"{' or '.join(names)} names embeddings, which get no adapters here: name linear modules.")
+    if tied and hf.get_output_embeddings() is not ends[1]:
+        raise GatelensError(
+            f"{' or '.join(names)} names the output embeddings, which are the input embeddings too: an adapter of the "
+            "one would change both. Name other modules, or train all weights."
+        )
+    return trained

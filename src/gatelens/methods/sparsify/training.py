@@ -12,9 +12,11 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from gatelens.methods.sparsify.spread import cut_state, is_spread, whole, whole_
 from gatelens.methods.sparsify.student import Student
 
 FAR = 3.0  # nats above its target, and above where it began: no constraint brings a model back from there
+NONE_OPEN = 1e-12  # an expected share below which the push on gates ends: the logarithm of 0 has no gradient
 WEIGHTS = "weights.safetensors"
 Numbers = dict[str, float]
 
@@ -39,7 +42,7 @@ class Training:
         self.student, self.rows, self.settings = student, rows, settings
         self.accelerator = accelerator
         # Adam's second moment forgets within a hundred steps: gradients change as gates close.
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": student.weights(), "lr": settings.learning_rate},
             {"params": student.biases(), "lr": settings.bias_learning_rate},
         ]
@@ -65,8 +68,6 @@ class Training:
         settings, processes = self.settings, self.accelerator.num_processes
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * settings.speed(step)
-        if settings.bias_end is not None:
-            self.student.set_bias(settings.bias_at(step))
         self.optimizer.zero_grad()
         measured = []
         for part in range(settings.accumulate):
@@ -74,9 +75,10 @@ class Training:
             last = part == settings.accumulate - 1
             with nullcontext() if last else self.accelerator.no_sync(self.module):
                 measured.append(self._backward(step, range(first, first + settings.batch)))
-        numbers = self._mean(torch.stack(measured).mean(0))
+        numbers = self._mean(torch.cat([torch.stack(measured).mean(0), self._not_finite()]))
         self._refuse_divergence(step, numbers)
         self.optimizer.step()
+        self._set_bias(step + 1)
         numbers["multiplier"] = self.multiplier.now  # the one that this step used
         self.multiplier.update(numbers["constrained"])
         return numbers
@@ -101,7 +103,7 @@ class Training:
                 relative = relative.clamp(min=0)
             loss = kl if settings.constraint == "kl" else relative
             expected = _share(record.expected, record.pairs)
-            objective = expected.log() + self.multiplier.now * loss + settings.distill * kl
+            objective = expected.clamp(min=NONE_OPEN).log() + self.multiplier.now * loss + settings.distill * kl
             self.accelerator.backward(objective.mean() / settings.accumulate)
             opened = _share(record.open_share, record.pairs)
         return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened)])
@@ -115,28 +117,46 @@ class Training:
     def _precision(self) -> Any:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.settings.bf16)
 
+    def _not_finite(self) -> Tensor:
+        """How many of this process's gradients have NaN or infinity in them: (1,)."""
+        grads = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        mine = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]  # FSDP cuts them
+        bad = [~grad.isfinite().all() for grad in mine]
+        return torch.stack([x.to(self.accelerator.device) for x in bad]).sum().float()[None]
+
+    def _set_bias(self, steps: int) -> None:
+        """Give a bias that is not learned the value that it has after this many steps."""
+        if self.settings.bias_end is not None:
+            self.student.set_bias(self.settings.bias_at(steps))
+
     def _mean(self, measured: Tensor) -> Numbers:
         """Over processes, by name."""
-        names = ("constrained", "kl", "cross_entropy", "above_dense", "expected_open", "open")
+        names = ("constrained", "kl", "cross_entropy", "above_dense", "expected_open", "open", "not_finite")
         values = self.accelerator.reduce(measured, reduction="mean").tolist()
         return dict(zip(names, values, strict=True))
 
     def _refuse_divergence(self, step: int, numbers: Numbers) -> None:
         loss, target = numbers["constrained"], self.settings.target
         self.first = loss if self.first is None else self.first
-        if math.isfinite(loss) and math.isfinite(numbers["expected_open"]) and loss <= max(target, self.first) + FAR:
+        bad = numbers.pop("not_finite") or not math.isfinite(loss) or not math.isfinite(numbers["expected_open"])
+        if not bad and loss <= max(target, self.first) + FAR:
             return
-        raise GatelensError(
-            f"training diverged at step {step}: the loss is {loss:.3g} nats where its target is {target:.3g}. The last "
-            "checkpoint is as it was before; lower learning_rate or bias_learning_rate and write to another folder."
-        )
+        gradients = ", and its gradients are no numbers" if bad else ""
+        raise _diverged(step + 1, f"the loss is {loss:.3g} nats where its target is {target:.3g}{gradients}")
+
+    def weights(self, steps: int) -> dict[str, Tensor]:
+        """What this many steps made, whole and on the CPU; refused if any is no number. All processes must ask."""
+        weights = {name: whole(weight) for name, weight in self.student.state().items()}
+        if not all(weight.isfinite().all() for weight in weights.values()):
+            raise _diverged(steps, "its update left weights that are no numbers")
+        return weights
 
     def save(self, folder: Path, steps: int) -> None:
         """Write what a checkpoint holds after this many steps: trained weights, optimizer, multiplier.
 
         All processes call it, as weights may be cut over them; the main one writes.
         """
-        weights = {name: whole(weight) for name, weight in self.student.state().items()}
+        weights = self.weights(steps)
         optimizer = whole_state(self.optimizer)
         if self.accelerator.is_main_process:
             save_file(weights, folder / WEIGHTS)
@@ -147,15 +167,29 @@ class Training:
 
     def restore(self, folder: Path) -> int:
         """Take up what `save` wrote and return the number of steps done."""
-        state = json.loads((folder / "state.json").read_text())
-        self.student.load_state(load_file(folder / WEIGHTS))
-        optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            weights = load_file(folder / WEIGHTS)
+            optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+            steps, first, moved = int(state["steps"]), state["first"], state["multiplier"]
+        except (OSError, SafetensorError, UnpicklingError, EOFError, ValueError, RuntimeError, LookupError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise GatelensError(f"the checkpoint {folder} is damaged ({reason[:100]}).") from error
+        self.student.load_state(weights)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.optimizer.load_state_dict(cut_state(optimizer, parameters))
-        self.first = state["first"]
-        for name, value in state["multiplier"].items():
+        self.first = first
+        for name, value in moved.items():
             setattr(self.multiplier, name, value)
-        return int(state["steps"])
+        self._set_bias(steps)
+        return steps
+
+
+def _diverged(step: int, why: str) -> GatelensError:
+    return GatelensError(
+        f"training diverged at step {step}: {why}. The last checkpoint is as it was before; lower learning_rate or "
+        "bias_learning_rate and write to another folder."
+    )
 
 
 def _share(shares: Tensor, pairs: Tensor) -> Tensor:
