@@ -37,8 +37,15 @@ STILL: dict[str, Any] = {**SMALL, "learning_rate": 1e-12, "bias_learning_rate": 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path = tmp_path_factory.mktemp("text") / "trained.txt"
     path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("held") / "words.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=2, rows=1, length=400)[0]))
     return path
 
 
@@ -53,9 +60,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(scope="module")
-def two_steps(base: Model, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_steps(base: Model, text: Path, held: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    sparsify(base, text, SparsifySettings(steps=2, **FAST), out=folder, held_out=text)
+    sparsify(base, text, SparsifySettings(steps=2, **FAST), out=folder, held_out=held)
     return folder
 
 
@@ -89,15 +96,17 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("bias_steps", [2, 3])
-def test_a_finished_schedule_stays_at_its_end(base: Model, text: Path, tmp_path: Path, bias_steps: int) -> None:
+def test_a_finished_schedule_stays_at_its_end(
+    base: Model, text: Path, held: Path, tmp_path: Path, bias_steps: int
+) -> None:
     """Also when the same command is given again, which makes no step."""
     kind: dict[str, Any] = {"learn_bias": False, "bias": 4.0, "bias_end": -1.0, "bias_steps": bias_steps}
     settings = SparsifySettings(steps=3, **kind, **SMALL)
     for _ in range(2):
-        sparse = sparsify(base, text, settings, out=tmp_path, held_out=text)
+        sparse = sparsify(base, text, settings, out=tmp_path, held_out=held)
         assert gate_biases(sparse.hf).unique().tolist() == [-1.0]
         assert gate_biases(load(tmp_path).hf).unique().tolist() == [-1.0]
-    found = evaluate(sparse, text, base, length=8, most=8)["words"]
+    found = evaluate(sparse, held, base, length=8, most=8)["words"]
     assert Log(tmp_path, 3, name="judged").rows[-1]["words open"] == pytest.approx(found.open_share, rel=1e-5)
 
 
@@ -213,12 +222,12 @@ def test_a_result_killed_half_way_is_no_model(
     assert torch.equal(logits(load(run).hf), logits(whole.hf))
 
 
-def test_the_card_is_of_what_is_written(base: Model, text: Path, tmp_path: Path) -> None:
+def test_the_card_is_of_what_is_written(base: Model, text: Path, held: Path, tmp_path: Path) -> None:
     """In bfloat16 merging rounds: the adapter beside its base is another model than the merged one."""
     narrow = gatelens.load(base.source, dtype=torch.bfloat16, check=False)
-    sparsify(narrow, text, SparsifySettings(steps=2, **FAST), out=tmp_path, held_out=text)
+    sparsify(narrow, text, SparsifySettings(steps=2, **FAST), out=tmp_path, held_out=held)
     written = gatelens.load(tmp_path, dtype=torch.bfloat16, check=False)
-    found = evaluate(written, text, narrow, length=8, most=8)["words"]
+    found = evaluate(written, held, narrow, length=8, most=8)["words"]
     numbers = f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %"
     assert numbers in (tmp_path / "README.md").read_text()
 
@@ -236,14 +245,14 @@ def test_adapters_of_embeddings_are_refused(text: Path) -> None:
     )
 
 
-def test_a_sparse_model_made_sparser(base: Model, text: Path, tmp_path: Path) -> None:
+def test_a_sparse_model_made_sparser(base: Model, text: Path, held: Path, tmp_path: Path) -> None:
     sparse = copy.deepcopy(base)
     make_sparse(sparse.hf, 0.5)
     for changes in ({"bias": 7.0}, {"bias_end": 0.0, "learn_bias": False}):
         with pytest.raises(GatelensError, match="sparse already and keeps the biases"):
             sparsify(sparse, text, SparsifySettings(**SMALL, **changes), out=tmp_path / "refused")  # type: ignore[arg-type]
     assert not (tmp_path / "refused").exists()
-    again = sparsify(sparse, text, SparsifySettings(steps=1, **STILL), out=tmp_path / "run", held_out=text)
+    again = sparsify(sparse, text, SparsifySettings(steps=1, **STILL), out=tmp_path / "run", held_out=held)
     torch.testing.assert_close(gate_biases(again.hf), torch.full((3, 4), 0.5))
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| base's loss |" in card
@@ -290,12 +299,12 @@ def test_settings_that_cannot_be_read(base: Model, text: Path, run: Path) -> Non
     sparsify(base, text, settings, out=run)
 
 
-def test_held_out_text_may_change(base: Model, text: Path, run: Path, tmp_path: Path) -> None:
+def test_held_out_text_may_change(base: Model, text: Path, held: Path, run: Path, tmp_path: Path) -> None:
     """What was judged stays; a text has no number where it was not looked at."""
     other = tmp_path / "other.txt"
-    other.write_text(text.read_text())
+    other.write_text(held.read_text())
     [first] = Log(run, 9, name="judged").rows
-    sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run, held_out=[text, other])
+    sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run, held_out=[held, other])
     sparsify(base, text, SparsifySettings(steps=4, **FAST), out=run, held_out=other)
     rows = Log(run, 9, name="judged").rows
     assert rows[0] == first

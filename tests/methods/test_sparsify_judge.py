@@ -134,7 +134,7 @@ def test_what_a_model_was_made_from(here: Path, tmp_path: Path) -> None:
     assert made_from("sparse-smollm2") == "smollm2"
     assert made_from("smollm2") is made_from("dense") is made_from("nowhere") is None
     assert made_from("adapter") == str(here / "dense")
-    (tmp_path / "adapter.json").write_text(json.dumps({"base": str(here / "adapter")}))
+    (tmp_path / "adapter.json").write_text(json.dumps({"base": str(here / "adapter"), "scale": 2}))
     assert made_from(str(tmp_path)) == str(here / "dense")
 
 
@@ -191,7 +191,7 @@ def test_a_model_that_does_not_tell_its_base(
     for name in ("alone", "moved"):
         save_sparse(model.hf, here / name)
         model.tokenizer.save_pretrained(here / name)
-    (here / "moved" / "adapter.json").write_text('{"base": "/nowhere/base"}')
+    (here / "moved" / "adapter.json").write_text('{"base": "/nowhere/base", "scale": 2}')
     capsys.readouterr()
     for name, note in (("alone", ""), ("moved", "as /nowhere/base, which it was made from, cannot be loaded")):
         assert run(monkeypatch, "evaluate", name, "--text", "words.txt", "--length", "8", "--most", "1") == 0
