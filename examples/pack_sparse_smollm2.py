@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import HELD_OUT, OUT, STAGES, text_of
+from sparse_smollm2 import CODE, HELD_OUT, OUT, STAGES, TRAIN
 
 import gatelens
 from gatelens.adapters import apply_adapter, write_adapter
@@ -90,8 +90,7 @@ def main(sequences: int = 64) -> None:
     dense = gatelens.load("smollm2")
     sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
     judged = evaluate(sparse, HELD_OUT, dense, length=256, most=sequences, skip=LOOKED_AT)
-    texts = [Path(text).name for text in text_of(len(steps))]
-    card = write_card(dense, texts, STAGES[len(steps) - 1], sum(steps), judged)
+    card = write_card(dense, [Path(text).name for text in (*TRAIN, CODE)], STAGES[len(steps) - 1], sum(steps), judged)
     card += f"\n| task, {PROMPTS} prompts | dense | sparse |\n|---|---|---|\n"
     for name in TASKS:
         card += f"| {name} | {accuracy(dense, name, dense):.1%} | {accuracy(sparse, name, dense):.1%} |\n"

@@ -9,15 +9,12 @@ steps, at large learning rates and a KL above its target; the second brings the 
 what that has left. By then eight heads of the first two layers hold a third of all open edges, their gates so wide open
 that no gradient reaches them: the fourth stage lowers their biases, adds Python code to the text, and holds
 cross-entropy as well as KL; the fifth holds it in each row, so that a gain on one kind of text pays for no loss on
-another; from the sixth on it is KL alone again, at a fixed weight. The eighth adds Python that documents its parameters
-(it was stopped at step 460), the ninth short passages that stand twice, so that copying from the context is not lost
-among all that running text asks for more often.
+another; the last one, on KL alone again and at a fixed weight of it, comes to rest.
 
 wikitext2-test and sherlock-holmes are held out: they are looked at, never trained on. Nor are the tasks.
 `pack_sparse_smollm2.py` makes the built-in model of the last checkpoint.
 """
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +28,7 @@ DATA = "../shared/data/text"
 NOVELS = ("great-expectations", "pride-and-prejudice", "tale-of-two-cities")
 TRAIN = [f"{DATA}/{name}.txt" for name in ("wikitext2-valid", *NOVELS)]
 CODE = f"{OUT}/code.txt"
-TWICE = f"{OUT}/twice.txt"
-MORE_CODE = f"{OUT}/more-code.txt"
 PACKAGES = ("requests", "urllib3", "rich", "packaging", "cachecontrol", "platformdirs")
-DOCUMENTED = ("anyio", "babel", "click", "filelock", "werkzeug")
 HELD_OUT = [f"{DATA}/{name}.txt" for name in ("wikitext2-test", "sherlock-holmes")]
 
 
@@ -112,96 +106,29 @@ STAGES = [
         self_text=320,
         self_share=0.5,
     ),
-    stage(
-        seed=7,
-        steps=520,
-        target=0.15,
-        learning_rate=1.2e-3,
-        bias_learning_rate=0.04,
-        multiplier=14.0,
-        multiplier_low=14.0,
-        multiplier_high=14.0,
-        self_text=512,
-        self_share=0.5,
-    ),
-    stage(
-        seed=8,
-        steps=840,
-        target=0.15,
-        learning_rate=1e-3,
-        bias_learning_rate=0.04,
-        multiplier=12.0,
-        multiplier_low=12.0,
-        multiplier_high=12.0,
-        cooldown=1.0,
-        self_text=512,
-        self_share=0.5,
-    ),
-    stage(
-        seed=9,
-        steps=540,
-        target=0.15,
-        learning_rate=8e-4,
-        bias_learning_rate=0.03,
-        multiplier=16.0,
-        multiplier_low=16.0,
-        multiplier_high=16.0,
-        cooldown=1.0,
-        self_text=512,
-        self_share=0.4,
-    ),
 ]
 
 
 def write_code() -> None:
-    """Python as people write it: packages that come with pip, and files of others whose docstrings name parameters."""
+    """Python as people write it, from packages that come with pip: about as much as a novel."""
     import pip
 
-    vendored, installed = Path(pip.__file__).parent / "_vendor", Path(torch.__file__).parents[1]
-    _join(_python(vendored, PACKAGES), CODE)
-    _join([text for text in _python(installed, DOCUMENTED) if ":param " in text], MORE_CODE)
-
-
-def write_twice() -> None:
-    """Short passages of all the texts, each of which stands twice: what follows can be copied from the context.
-
-    Running text asks for that seldom, so that a mean over it hardly notices when a model has forgotten how.
-    """
-    draw = random.Random(0)
-    passages: list[str] = []
-    for path in (*TRAIN, CODE, MORE_CODE):
-        text = Path(path).read_text(encoding="utf-8")
-        for _ in range(700):
-            start = draw.randrange(len(text) - 400)
-            passages.append(text[start : start + draw.randrange(60, 400)].strip())
-    draw.shuffle(passages)
-    _join([passage for passage in passages for _ in range(2)], TWICE)
-
-
-def _python(folder: Path, packages: tuple[str, ...]) -> list[str]:
-    files = [file for package in packages for file in sorted((folder / package).rglob("*.py"))]
-    return [text for file in files if len(text := file.read_text(encoding="utf-8")) < 60_000]  # longer ones are tables
-
-
-def _join(texts: list[str], path: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("\n\n".join(texts), encoding="utf-8")
-
-
-def text_of(number: int) -> list[str]:
-    """What a stage reads, counted from 1."""
-    return [*TRAIN, *(text for first, text in ((4, CODE), (8, MORE_CODE), (9, TWICE)) if number >= first)]
+    folder = Path(pip.__file__).parent / "_vendor"
+    files = [file for package in PACKAGES for file in sorted((folder / package).rglob("*.py"))]
+    texts = [text for file in files if len(text := file.read_text(encoding="utf-8")) < 60_000]  # longer ones are tables
+    Path(CODE).parent.mkdir(parents=True, exist_ok=True)
+    Path(CODE).write_text("\n\n".join(texts), encoding="utf-8")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dense = gatelens.load("smollm2")
     write_code()
-    write_twice()
     start = None
     for number, settings in enumerate(STAGES, 1):
         out = f"{OUT}/{number}"
-        sparsify(dense, text_of(number), settings, out=out, held_out=HELD_OUT, start=start, show=True)
+        text = [*TRAIN, CODE] if number > 3 else TRAIN
+        sparsify(dense, text, settings, out=out, held_out=HELD_OUT, start=start, show=True)
         start = out
 
 
