@@ -145,14 +145,14 @@ class TestInterrupted:
         # Tiny memory makes many pieces.
         settings = small(level=level, method="eap", n=3, points=4, sample=4, memory_gb=1e-4)
         find_circuit(stories, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
-        keep, written = job.Journal._keep, []
+        keep, written = job.Journal.keep, []
 
-        def keep_and_stop(self: Any, name: str, value: torch.Tensor) -> None:
+        def keep_and_stop(self: Any, name: str, value: Any) -> None:
             keep(self, name, value)
             written.append(f"{self.folder}/{self.prefix}{name}")
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(job.Journal, "_keep", keep_and_stop)
+        monkeypatch.setattr(job.Journal, "keep", keep_and_stop)
         for _ in range(300):
             try:
                 find_circuit(stories, "induction", settings, out=tmp_path / "in pieces", options=OPTIONS)
