@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,10 +158,12 @@ def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRol
     scores = torch.tensor([[3.0, 2.0, -1.0, 0.0], [9.0, 0.5, 0.0, -2.0]])
     measured = torch.ones(2, 4, dtype=torch.bool)
     measured[1, :2] = False  # the sample did not have these
-    found = compare_with_patching(roles, HeadScores(scores, "patching (noising)", measured), k=5)
+    minus = (torch.arange(16.0) / 16).square().view(2, 2, 4)  # so that no heads can stand for others
+    found = compare_with_patching(replace(roles, minus=minus), HeadScores(scores, "patching (noising)", measured), k=5)
     assert found.marked == COPIES
-    means = roles.facilitation.mean(0)
-    assert found.others == pytest.approx(means[measured].sum().sub(means[0, :2].sum()).item() / 4)
+    means = minus.mean(0)
+    assert found.facilitation == pytest.approx((means[0, 0] + means[0, 1]).item() / 2)
+    assert found.others == pytest.approx((means[0, 2] + means[0, 3] + means[1, 2] + means[1, 3]).item() / 4)
 
 
 def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
