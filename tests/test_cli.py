@@ -13,7 +13,7 @@ import pytest
 from gatelens import cli
 from gatelens.circuit import load_circuit
 
-COMMANDS = sorted(cli._COMMANDS)
+COMMANDS = sorted(cli.COMMANDS)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

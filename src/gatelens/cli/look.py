@@ -1,0 +1,87 @@
+"""Look around: what models and tasks there are, and a first circuit to see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gatelens.cli.app import command
+from gatelens.cli.options import Loader, ModelName, SkipBad, TaskOption, task_options
+from gatelens.errors import GatelensError
+
+
+@command("demo")
+def demo(
+    task: Annotated[list[str] | None, typer.Option(help="only this task; repeatable")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the study and its report")] = Path("runs/demo"),
+) -> None:
+    """Run the main job on the built-in models: how many heads do a task, dense against sparse SmolLM2."""
+    from gatelens.demo import run_demo
+
+    if run_demo(task, out).failed:
+        raise typer.Exit(1)
+
+
+@command("models")
+def models() -> None:
+    """List the built-in models and the families that can be loaded."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gatelens.anatomy import FAMILIES
+    from gatelens.loading import BUILT_IN
+
+    table = Table("built-in", "what it is")
+    for name, about in BUILT_IN.items():
+        table.add_row(name, about)
+    console = Console()
+    console.print(table)
+    console.print(f"Families: {', '.join(sorted(FAMILIES))}.", soft_wrap=True)
+    console.print("Any hub id, folder or .gguf file of these families can be loaded.", soft_wrap=True)
+
+
+@command("inspect")
+def inspect_model(
+    model: ModelName,
+    length: Annotated[int, typer.Option(help="count attention edges of a prompt of this many tokens")] = 128,
+    *,
+    load: Loader,
+) -> None:
+    """Print a model's layers, heads, KV heads, parameters and numbers of edges."""
+    from rich.console import Console
+
+    from gatelens.show import anatomy_table
+
+    if length < 1:
+        raise GatelensError(f"a prompt has at least one token, not {length}.")
+    Console().print(anatomy_table(load(model), length))
+
+
+@command("tasks")
+def tasks(
+    task: Annotated[str | None, typer.Argument(help="show this task with --model", metavar="TASK")] = None,
+    model: Annotated[str | None, typer.Option(help="try the task on this model")] = None,
+    n: Annotated[int, typer.Option(help="prompts")] = 64,
+    seed: Annotated[int, typer.Option(help="task seed")] = 0,
+    option: TaskOption = None,
+    skip_bad: SkipBad = False,
+    *,
+    load: Loader,
+) -> None:
+    """List the tasks; with a TASK and --model, show how the model does on it."""
+    from rich.console import Console
+
+    from gatelens.tasks import task as make_task
+    from gatelens.tasks.preview import listing, preview, render
+
+    console = Console()
+    if task is None and model is None:
+        console.print(listing())
+        return
+    if task is None or model is None:
+        raise GatelensError("trying a task takes a TASK and a --model: e.g. `gatelens tasks ioi --model smollm2`.")
+    loaded = load(model)
+    made = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
+    console.print(render(preview(loaded, made)))

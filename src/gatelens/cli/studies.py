@@ -1,0 +1,58 @@
+"""Many jobs from one file, and the page of saved runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gatelens.cli.app import command
+
+
+@command("study")
+def study(
+    file: Annotated[Path, typer.Argument(help="the study: a TOML file", metavar="FILE.toml")],
+    out: Annotated[Path | None, typer.Option(help="the study's folder; default runs/FILE")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: Ray's workers")] = "local",
+    address: Annotated[str | None, typer.Option(help="an existing Ray cluster; default: a Ray of this machine")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list the cells, with time and memory")] = False,
+) -> None:
+    """Run a grid of models, tasks and settings; skip what is done, go on when a cell fails, end with the report."""
+    from rich.console import Console
+
+    from gatelens.study.cost import estimates, estimates_table
+    from gatelens.study.file import read_study
+    from gatelens.study.run import run_study
+
+    console = Console()
+    asked = read_study(file)
+    folder = out or Path("runs") / file.stem
+    if dry_run:
+        console.print(estimates_table(asked, estimates(asked, folder)))
+        return
+    summary = run_study(asked, folder, engine=engine, address=address, console=console)  # type: ignore[arg-type]
+    console.print(summary.table())
+    for sentence in (*summary.failures(), *summary.problems):
+        print(f"gatelens: {sentence}", file=sys.stderr)
+    console.print(f"written to {folder}" + (f", report {summary.report}" if summary.report else ""), soft_wrap=True)
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+@command("report")
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders of runs, or folders that hold such folders", metavar="DIR...")
+    ],
+    out: Annotated[Path | None, typer.Option(help="the report's folder; default: report beside the first DIR")] = None,
+) -> None:
+    """Write a page with the summary, figures and interactive views of saved runs; no model is loaded."""
+    from gatelens.report.page import write_report
+
+    written = write_report(folders, out or folders[0].parent / "report")
+    for problem in written.problems:
+        print(f"gatelens: {problem}", file=sys.stderr)
+    runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"
+    print(f"{runs} and {written.figures} figures in {written.path}")
