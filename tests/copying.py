@@ -1,4 +1,4 @@
-"""A model whose heads have known roles, by hand-set weights: two copy, one spoils what they copy, the rest are idle."""
+"""Models whose heads have known roles, by hand or by training: two copy, one spoils that, the rest are idle."""
 
 import random
 
@@ -17,6 +17,56 @@ COPIES, SPOILS = (Head(0, 0), Head(0, 1)), Head(0, 2)
 @torch.no_grad()
 def copying_model() -> Model:
     """Reads ``x y SEPARATOR`` and answers ``x y``. Head 0 copies x, head 1 copies y, head 2 writes both away again."""
+    hf = _gpt2().requires_grad_(False)
+    for name, weight in hf.named_parameters():
+        weight.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
+    # Tokens and positions are unit vectors in rooms of their own, so that the norm scales all of them alike.
+    hf.transformer.wte.weight[:, : WORDS + 1] = torch.eye(WORDS + 1)
+    hf.transformer.wpe.weight[:, WORDS + 1 : WORDS + 1 + LENGTH] = torch.eye(LENGTH)
+    for head, looks, strength in ((0, [(2, 0)], 0.35), (1, [(3, 1)], 0.35), (2, [(2, 0), (3, 1)], -0.35)):
+        _copy_head(hf.transformer.h[0].attn, head, looks, strength)
+    return Model("copying", hf, None, describe(hf))
+
+
+def trained_model(steps: int = 250) -> Model:
+    """The same answers, learned: head 0 learns to give x, head 1 to give y, each to say nothing of the other's word.
+
+    All else is idle: its outputs are zero and stay so. Then head 2 is made to undo what head 0 learned.
+    """
+    torch.manual_seed(0)
+    hf = _gpt2()
+    idle = [hf.transformer.h[1].attn.c_proj.weight, *(block.mlp.c_proj.weight for block in hf.transformer.h)]
+    for weight in idle:
+        torch.nn.init.zeros_(weight).requires_grad_(False)
+    out = hf.transformer.h[0].attn.c_proj.weight
+    only = torch.zeros(2, WIDTH, 1)
+    only[0, :DIM], only[1, DIM : 2 * DIM] = 1.0, 1.0  # the rows of one head each
+    optimizer = torch.optim.Adam([weight for weight in hf.parameters() if weight.requires_grad], lr=3e-3)
+    unknown = torch.full((WORDS + 1,), 1 / (WORDS + 1))
+    for _ in range(steps):
+        x, y = torch.rand(64, WORDS).topk(2).indices.unbind(1)
+        tokens = torch.stack([x, y, torch.full_like(x, SEPARATOR), x], 1)
+        loss = torch.zeros(())
+        for kept, says in ((only[0], (x, None)), (only[1], (None, y)), (only.sum(0), (x, y))):
+            masked = {"transformer.h.0.attn.c_proj.weight": out * kept}
+            logits = torch.func.functional_call(hf, masked, (tokens,)).logits[:, 2:4]
+            for place, word in enumerate(says):
+                wanted = unknown.expand(64, -1) if word is None else word
+                # Smoothed, so that it is never so sure of a word that half a gate would do.
+                smoothing = 0.0 if word is None else 0.3
+                loss = loss + torch.nn.functional.cross_entropy(logits[:, place], wanted, label_smoothing=smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    hf.requires_grad_(False)
+    qkv, first, spoils = hf.transformer.h[0].attn.c_attn, slice(0, DIM), slice(2 * DIM, 3 * DIM)
+    for weight in (qkv.weight.view(WIDTH, 3, WIDTH), qkv.bias.view(1, 3, WIDTH)):
+        weight[..., spoils] = weight[..., first]
+    out[spoils], out[3 * DIM :] = -out[first], 0.0
+    return Model("trained-copying", hf, None, describe(hf))
+
+
+def _gpt2() -> GPT2LMHeadModel:
     config = GPT2Config(
         vocab_size=WORDS + 1,
         n_embd=WIDTH,
@@ -26,15 +76,7 @@ def copying_model() -> Model:
         bos_token_id=0,
         eos_token_id=0,
     )
-    hf = GPT2LMHeadModel(config).eval().requires_grad_(False)
-    for name, weight in hf.named_parameters():
-        weight.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
-    # Tokens and positions are unit vectors in rooms of their own, so that the norm scales all of them alike.
-    hf.transformer.wte.weight[:, : WORDS + 1] = torch.eye(WORDS + 1)
-    hf.transformer.wpe.weight[:, WORDS + 1 : WORDS + 1 + LENGTH] = torch.eye(LENGTH)
-    for head, looks, strength in ((0, [(2, 0)], 0.35), (1, [(3, 1)], 0.35), (2, [(2, 0), (3, 1)], -0.35)):
-        _copy_head(hf.transformer.h[0].attn, head, looks, strength)
-    return Model("copying", hf, None, describe(hf))
+    return GPT2LMHeadModel(config).eval()
 
 
 def _copy_head(attention: torch.nn.Module, head: int, looks: list[tuple[int, int]], strength: float) -> None:

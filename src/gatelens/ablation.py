@@ -64,8 +64,8 @@ def ablation_curve(
     """Force the first n heads of a kind's ranking to 0 against forcing them to 1, everything else at G+, n = 0..most.
 
     kind: facilitation, irrelevance, interference, or ``random`` for a random order: the baseline.
-    every: evaluate each so many n. Cost: 2 forwards for each n and seed; started by `accelerate launch`, every process
-    does its share.
+    every: evaluate each so many n. Cost: 2 forwards for each n above 0 and seed; started by `accelerate launch`, every
+    process does its share.
     """
     journal = journal or Journal()
     n_heads = model.n_layers * model.n_heads
@@ -84,11 +84,12 @@ def ablation_curve(
     journal.begin(f"ablate {kind}", len(mine))
 
     def change(order: Tensor, plus: Tensor, part: ResponseBatch) -> Tensor:
-        """Sum over the batch's examples: (point,)."""
-        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in points])
+        """Sum over the batch's examples: (point,). With no head ablated nothing changes, which takes no forward."""
+        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in points[1:]])
         with torch.no_grad():
             ablated, retained = response_log_probs(model, part, rows, memory_gb=memory_gb).chunk(2)
-        return (ablated - retained).sum(1)
+        changes = (ablated - retained).sum(1)
+        return torch.cat([changes.new_zeros(1), changes])
 
     sums = torch.zeros(len(mine), len(points))
     for row, (seed, i) in enumerate(pieces[number] for number in mine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -89,10 +90,14 @@ def share_known(model: Model, task: ResponseTask, memory_gb: float) -> float:
     return float(_hits(model, task, memory_gb).sum()) / sum(len(example.response_ids) for example in task.examples)
 
 
-def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float) -> None:
-    """Warn where a model does not know the responses: of heads without a job there are no roles."""
+def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float, most: int = 64) -> None:
+    """Warn where a model does not know the responses: of heads without a job there are no roles.
+
+    The first `most` examples are looked at: enough to tell, and little beside the fit however many there are.
+    """
     if not is_main():  # one process says it for all
         return
+    task = replace(task, examples=task.examples[:most])
     hits = _hits(model, task, memory_gb)
     counts = torch.tensor([len(example.response_ids) for example in task.examples])
     if warning := hardly_known(model.name, task.name, float(hits.sum() / counts.sum())):
