@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import CODE, HELD_OUT, OUT, STAGES, TRAIN
+from sparse_smollm2 import HELD_OUT, OUT, STAGES, text_of
 
 import gatelens
 from gatelens.adapters import apply_adapter, write_adapter
@@ -32,7 +32,7 @@ from gatelens.tasks import task
 
 FOLDER = ADAPTERS["sparse-smollm2"]
 TASKS = ("ioi", "docstring", "greater-than")
-PROMPTS = 64
+PROMPTS = 256
 LOOKED_AT = STAGES[0].judge_sequences  # the first sequences of each text, by which training was followed
 SHIFTS = (-1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
@@ -76,7 +76,7 @@ def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
         writer.writerow(["text", "bias shift", "open", "above dense", "kl"])
         for shift in SHIFTS:
             make_sparse(sparse.hf, trained + shift)
-            judged = evaluate(sparse, HELD_OUT, dense, length=256, most=sequences, skip=LOOKED_AT)
+            judged = evaluate(sparse, list(HELD_OUT), dense, length=256, most=sequences, skip=LOOKED_AT)
             for text, one in judged.items():
                 numbers = (one.open_share, one.above_dense, one.kl)
                 writer.writerow([text, shift, *(f"{number:.5f}" for number in numbers)])
@@ -85,12 +85,12 @@ def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
 
 
 def main(sequences: int = 64) -> None:
-    torch.set_num_threads(1)
     steps = pack()
     dense = gatelens.load("smollm2")
     sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
-    judged = evaluate(sparse, HELD_OUT, dense, length=256, most=sequences, skip=LOOKED_AT)
-    card = write_card(dense, [Path(text).name for text in (*TRAIN, CODE)], STAGES[len(steps) - 1], sum(steps), judged)
+    judged = evaluate(sparse, list(HELD_OUT), dense, length=256, most=sequences, skip=LOOKED_AT)
+    texts = dict.fromkeys(Path(text).name for stage in range(len(steps)) for text in text_of(stage + 1))
+    card = write_card(dense, list(texts), STAGES[len(steps) - 1], sum(steps), judged)
     card += f"\n| task, {PROMPTS} prompts | dense | sparse |\n|---|---|---|\n"
     for name in TASKS:
         card += f"| {name} | {accuracy(dense, name, dense):.1%} | {accuracy(sparse, name, dense):.1%} |\n"

@@ -9,7 +9,10 @@ steps, at large learning rates and a KL above its target; the second brings the 
 what that has left. By then eight heads of the first two layers hold a third of all open edges, their gates so wide open
 that no gradient reaches them: the fourth stage lowers their biases, adds Python code to the text, and holds
 cross-entropy as well as KL; the fifth holds it in each row, so that a gain on one kind of text pays for no loss on
-another; the last one, on KL alone again and at a fixed weight of it, comes to rest.
+another; from the sixth on it is KL alone again, at a fixed weight. The eighth adds Python that documents its parameters
+(it was stopped at step 460), the ninth short passages that stand twice, so that copying from the context is not lost
+among all that running text asks for more often; the tenth (stopped at step 320) to the last read much more of that
+kind, and ever more documented functions (`sparse_smollm2_text.py`).
 
 wikitext2-test and sherlock-holmes are held out: they are looked at, never trained on. Nor are the tasks.
 `pack_sparse_smollm2.py` makes the built-in model of the last checkpoint.
@@ -19,17 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sparse_smollm2_text import HELD_OUT, PROSE, Mixture, write_code, write_own, write_twice
 
 import gatelens
 from gatelens.methods.sparsify import SparsifySettings, sparsify
 
 OUT = "runs/sparse-smollm2"
-DATA = "../shared/data/text"
-NOVELS = ("great-expectations", "pride-and-prejudice", "tale-of-two-cities")
-TRAIN = [f"{DATA}/{name}.txt" for name in ("wikitext2-valid", *NOVELS)]
-CODE = f"{OUT}/code.txt"
-PACKAGES = ("requests", "urllib3", "rich", "packaging", "cachecontrol", "platformdirs")
-HELD_OUT = [f"{DATA}/{name}.txt" for name in ("wikitext2-test", "sherlock-holmes")]
+CODE, MORE_CODE, TWICE, WRITTEN = (f"{OUT}/{name}.txt" for name in ("code", "more-code", "twice", "written"))
+MIXTURES = {
+    10: Mixture(prose=(110, 60), code=(60, 60), functions=1, twice=250),
+    11: Mixture(prose=(75, 60), code=(30, 30), functions=3, twice=150),
+    12: Mixture(prose=(50, 50), code=(20, 20), functions=6, twice=100),
+}
 
 
 def stage(seed: int, **changes: Any) -> SparsifySettings:
@@ -106,29 +110,119 @@ STAGES = [
         self_text=320,
         self_share=0.5,
     ),
+    stage(
+        seed=7,
+        steps=520,
+        target=0.15,
+        learning_rate=1.2e-3,
+        bias_learning_rate=0.04,
+        multiplier=14.0,
+        multiplier_low=14.0,
+        multiplier_high=14.0,
+        self_text=512,
+        self_share=0.5,
+    ),
+    stage(
+        seed=8,
+        steps=840,
+        target=0.15,
+        learning_rate=1e-3,
+        bias_learning_rate=0.04,
+        multiplier=12.0,
+        multiplier_low=12.0,
+        multiplier_high=12.0,
+        cooldown=1.0,
+        self_text=512,
+        self_share=0.5,
+    ),
+    stage(
+        seed=9,
+        steps=540,
+        target=0.15,
+        learning_rate=8e-4,
+        bias_learning_rate=0.03,
+        multiplier=16.0,
+        multiplier_low=16.0,
+        multiplier_high=16.0,
+        cooldown=1.0,
+        self_text=512,
+        self_share=0.4,
+    ),
+    stage(
+        seed=10,
+        steps=900,
+        target=0.15,
+        learning_rate=1e-3,
+        bias_learning_rate=0.03,
+        multiplier=16.0,
+        multiplier_low=16.0,
+        multiplier_high=16.0,
+        cooldown=1.0,
+        self_text=512,
+        self_share=0.4,
+    ),
+    stage(
+        seed=11,
+        steps=600,
+        target=0.15,
+        learning_rate=8e-4,
+        bias_learning_rate=0.03,
+        multiplier=15.0,
+        multiplier_low=15.0,
+        multiplier_high=15.0,
+        cooldown=1.0,
+        self_text=512,
+        self_share=0.3,
+    ),
+    stage(
+        seed=12,
+        steps=280,
+        target=0.15,
+        learning_rate=7e-4,
+        bias_learning_rate=0.02,
+        multiplier=14.0,
+        multiplier_low=14.0,
+        multiplier_high=14.0,
+        cooldown=1.0,
+        self_text=512,
+        self_share=0.35,
+    ),
 ]
 
 
-def write_code() -> None:
-    """Python as people write it, from packages that come with pip: about as much as a novel."""
-    import pip
+def write_texts(dense: gatelens.Model) -> None:
+    """The texts that are not there yet."""
+    every_code = (CODE, MORE_CODE)
+    if not all(Path(path).exists() for path in every_code):
+        write_code(CODE, MORE_CODE)
+    if not Path(TWICE).exists():
+        write_twice((*PROSE, *every_code), TWICE)
+    if not Path(WRITTEN).exists():
+        write_own(dense, every_code, WRITTEN)
+    for number, mixture in MIXTURES.items():
+        if not Path(_mixture(number)).exists():
+            mixture.write(PROSE, every_code, TWICE, WRITTEN, _mixture(number))
 
-    folder = Path(pip.__file__).parent / "_vendor"
-    files = [file for package in PACKAGES for file in sorted((folder / package).rglob("*.py"))]
-    texts = [text for file in files if len(text := file.read_text(encoding="utf-8")) < 60_000]  # longer ones are tables
-    Path(CODE).parent.mkdir(parents=True, exist_ok=True)
-    Path(CODE).write_text("\n\n".join(texts), encoding="utf-8")
+
+def _mixture(number: int) -> str:
+    return f"{OUT}/mixture-{number}.txt"
+
+
+def text_of(number: int) -> list[str]:
+    """What a stage reads, counted from 1."""
+    if number in MIXTURES:
+        return [_mixture(number)]
+    return [*PROSE, *(text for first, text in ((4, CODE), (8, MORE_CODE), (9, TWICE)) if number >= first)]
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dense = gatelens.load("smollm2")
-    write_code()
+    write_texts(dense)
     start = None
     for number, settings in enumerate(STAGES, 1):
         out = f"{OUT}/{number}"
-        text = [*TRAIN, CODE] if number > 3 else TRAIN
-        sparsify(dense, text, settings, out=out, held_out=HELD_OUT, start=start, show=True)
+        sparsify(dense, text_of(number), settings, out=out, held_out=list(HELD_OUT), start=start, show=True)
         start = out
 
 

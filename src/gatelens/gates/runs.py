@@ -106,6 +106,8 @@ def rows_that_fit(model: Model, tokens: Tensor, logits: int, *, grad: bool, memo
         return 1 << 30
     per_token = gradient_numbers(model, 1) if grad else moment_numbers(model)
     numbers = tokens.numel() * per_token + 2 * logits * int(model.hf.config.vocab_size)
+    if grad:
+        numbers += len(tokens) * _attention_numbers(model, tokens.shape[1])
     return max(1, int(memory_gb * 1e9 // (numbers * 4)))
 
 
@@ -117,5 +119,10 @@ def moment_numbers(model: Model) -> int:
 
 def gradient_numbers(model: Model, length: int) -> int:
     """How many numbers a run with gradients holds for one prompt: every layer's moment, and attention weights."""
-    attention = 2 * model.n_layers * model.n_heads * length**2
-    return length * model.n_layers * moment_numbers(model) + attention + 2 * int(model.hf.config.vocab_size)
+    rest = length * model.n_layers * moment_numbers(model) + 2 * int(model.hf.config.vocab_size)
+    return rest + _attention_numbers(model, length)
+
+
+def _attention_numbers(model: Model, length: int) -> int:
+    """How many attention weights a run with gradients holds for one prompt, before and after the softmax."""
+    return 2 * model.n_layers * model.n_heads * length**2

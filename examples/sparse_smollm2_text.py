@@ -1,0 +1,187 @@
+"""What `sparse_smollm2.py` trains on beside the novels and Wikipedia: Python, passages to copy from, the model's own.
+
+Running text seldom asks a model to find a word again in its context, so that a mean over running text hardly notices
+when it has forgotten how. So some passages stand twice; some have their names or rarer words exchanged, the same one
+always for the same one, which leaves nothing to guess them by, among them functions with documented parameters; and the
+dense model writes on from signatures and from beginnings of stories. No task's prompts or templates are in here.
+"""
+
+import ast
+import random
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pip
+import torch
+
+from gatelens.model import Model
+from gatelens.tasks.words import words
+
+DATA = "../shared/data/text"
+NOVELS = tuple(f"{DATA}/{name}.txt" for name in ("great-expectations", "pride-and-prejudice", "tale-of-two-cities"))
+PROSE = (f"{DATA}/wikitext2-valid.txt", *NOVELS)
+HELD_OUT = tuple(f"{DATA}/{name}.txt" for name in ("wikitext2-test", "sherlock-holmes"))
+
+PACKAGES = ("requests", "urllib3", "rich", "packaging", "cachecontrol", "platformdirs")
+DOCUMENTED = ("anyio", "babel", "click", "filelock", "werkzeug")
+
+VENDORED, INSTALLED = Path(pip.__file__).parent / "_vendor", Path(torch.__file__).parents[1]
+
+SEQUENCE = (1000, 1001)  # characters, of about 256 tokens
+WORD = re.compile(r"[A-Za-z][a-z]+")
+COMMON = 60  # words of a text that are never exchanged: the, and, self, return
+SIGNATURE = re.compile(r"^ *(def \w+\((?:[^(),\n]+, ){2,}[^(),\n]+\)[^()\n]*:)$", re.MULTILINE)
+STORIES = (
+    "{A} had known {B} since they were children, but",
+    '"You are late," said {A}. {B}',
+    "{A}'s sister {B} lived in a small house by the river.",
+    "It was raining when {A} knocked at {B}'s door.",
+    "Dear {A},\n\nI hope that this letter finds you well. {B} and I",
+    "{A}, {B} and {C} were planning a journey",
+    "The trial of {A} began on a Tuesday. {B}, who",
+    "{A}: Hello, {B}!\n{B}:",
+    "In this story {A} is a teacher and {B} is her student.",
+    "Once upon a time there lived a baker named {A} and his daughter {B}.",
+    "{A} works with {B} in a hospital.",
+    "Question: {A} has 5 apples and {B} has 7.",
+    "{A} beat {B} in the final",
+    "Every summer {A} visited her uncle {B}",
+    "{A} wrote to {B} about the house, and",
+    "There were three of them in the boat: {A}, {B} and {C}.",
+)
+PEOPLE = words(
+    """
+    Emma Oliver Lucy George Alice Henry Clara Edward Rose Martin Julia Simon Helen Peter Nora Walter Hannah Louis Irene
+    Victor Agnes Oscar Maria Carl Sophie Hugo Diana Felix Laura Bruno Anna Max Eva Leo Ruth Paul Ida Karl Amy Fred
+    """
+)
+
+
+def write_code(code: str, more_code: str) -> None:
+    """Python as people write it: packages that come with pip, and files of others whose docstrings name parameters."""
+    _join(_python(VENDORED, PACKAGES), code)
+    _join([text for text in _python(INSTALLED, DOCUMENTED) if ":param " in text], more_code)
+
+
+def write_twice(sources: tuple[str, ...], path: str) -> None:
+    """Short passages of all the texts, each of which stands twice: what follows can be copied from the context."""
+    draw = random.Random(0)
+    passages = [passage for source in sources for passage in _passages(draw, _read(source), 700, (60, 400))]
+    draw.shuffle(passages)
+    _join([passage for passage in passages for _ in range(2)], path)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How many passages of each kind: of each prose, plain and with names exchanged; of each code, plain and with words
+    exchanged; how often each documented function, its words exchanged anew; passages that stand twice."""
+
+    prose: tuple[int, int]
+    code: tuple[int, int]
+    functions: int
+    twice: int
+
+    def write(self, prose: tuple[str, ...], code: tuple[str, ...], twice: str, written: str, path: str) -> None:
+        """All of them, and what the model wrote, in a random order."""
+        draw = random.Random(1)
+        passages = _read(written).split("\n\n\n")
+        for source in prose:
+            text = _read(source)
+            names = _names(text)
+            passages += _passages(draw, text, self.prose[0], SEQUENCE)
+            drawn = _passages(draw, text, self.prose[1], SEQUENCE)
+            passages += [_exchange(draw, passage, names, PEOPLE, 0.9) for passage in drawn]
+        for source in code:
+            text = _read(source)
+            rare = _rare(text)
+            passages += _passages(draw, text, self.code[0], SEQUENCE)
+            drawn = _passages(draw, text, self.code[1], SEQUENCE)
+            passages += [_exchange(draw, passage, rare, rare, 0.7) for passage in drawn]
+        functions = [function for text in _all_python() for function in _documented(text)]
+        rare = _rare("\n".join(functions))
+        for _ in range(self.functions):
+            passages += [_exchange(draw, function[: SEQUENCE[0]], rare, rare, 0.7) for function in functions]
+        passages += _passages(draw, _read(twice), self.twice, SEQUENCE)
+        draw.shuffle(passages)
+        _join(passages, path)
+
+
+@torch.no_grad()
+def write_own(dense: Model, code: tuple[str, ...], path: str, length: int = 256, at_once: int = 32) -> None:
+    """What the dense model writes after signatures of the code and after beginnings of stories, at temperature 1."""
+    draw = random.Random(2)
+    signatures = sorted({found for source in code for found in SIGNATURE.findall(_read(source)) if len(found) < 120})
+    openings = [f'{signature}\n    """' for signature in draw.sample(signatures, 5 * at_once)]
+    for _ in range(8):
+        openings += [story.format_map(dict(zip("ABC", draw.sample(PEOPLE, 3), strict=True))) for story in STORIES]
+    draw.shuffle(openings)
+    tokenizer = dense.tokenizer
+    texts: list[str] = []
+    torch.manual_seed(0)
+    for start in range(0, len(openings), at_once):
+        batch = tokenizer(openings[start : start + at_once], return_tensors="pt", padding=True, padding_side="left")
+        wanted = length - batch["input_ids"].shape[1]
+        written = dense.hf.generate(
+            **batch, max_new_tokens=wanted, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0
+        )
+        texts += tokenizer.batch_decode(written, skip_special_tokens=True)
+        print(f"own text: {len(texts)} of {len(openings)}", flush=True)
+    Path(path).write_text("\n\n\n".join(text.replace("\n\n\n", "\n\n") for text in texts), encoding="utf-8")
+
+
+def _exchange(draw: random.Random, passage: str, words: list[str], others: Sequence[str], share: float) -> str:
+    """The passage with a share of these words exchanged for others, the same one for the same one throughout."""
+    found = sorted(set(WORD.findall(passage)).intersection(words))
+    other = {word: draw.choice(others) for word in found if draw.random() < share}
+    return WORD.sub(lambda match: other.get(match[0], match[0]), passage)
+
+
+def _rare(text: str) -> list[str]:
+    """Words but the commonest, and but those that hardly occur."""
+    counts = Counter(WORD.findall(text)).most_common()
+    return sorted(word for word, n in counts[COMMON:] if n >= 3 and len(word) >= 3)
+
+
+def _names(text: str) -> list[str]:
+    """Words that are always capitals' and stand within sentences: for the most part people and places."""
+    within = Counter(re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", text))
+    small = set(re.findall(r"\b[a-z]+\b", text))
+    return sorted(word for word, n in within.items() if n >= 5 and word.lower() not in small)
+
+
+def _documented(text: str) -> list[str]:
+    """Functions whose docstring names two parameters or more; nothing stands before these but its first line."""
+    lines, functions = text.splitlines(), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").count(":param ") >= 2:
+            function = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+            functions.append(re.sub(r'(""".*\n)[^\0]*?(?=\n *:param )', r"\1", function, count=1))
+    return functions
+
+
+def _passages(draw: random.Random, text: str, count: int, length: tuple[int, int]) -> list[str]:
+    """Passages from anywhere in a text, of a length in characters that is drawn from this range."""
+    starts = ((draw.randrange(len(text) - length[1]), draw.randrange(*length)) for _ in range(count))
+    return [text[start : start + size].strip() for start, size in starts]
+
+
+def _all_python() -> list[str]:
+    return [*_python(VENDORED, PACKAGES), *_python(INSTALLED, DOCUMENTED)]
+
+
+def _python(folder: Path, packages: tuple[str, ...]) -> list[str]:
+    files = [file for package in packages for file in sorted((folder / package).rglob("*.py"))]
+    return [text for file in files if len(text := file.read_text(encoding="utf-8")) < 60_000]  # longer ones are tables
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _join(texts: list[str], path: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n\n".join(texts), encoding="utf-8")
