@@ -89,18 +89,13 @@ class Mixture:
         """All of them, and what the model wrote, in a random order."""
         draw = random.Random(1)
         passages = _read(written).split("\n\n\n")
-        for source in prose:
+        for source in (*prose, *code):
             text = _read(source)
-            names = _names(text)
-            passages += _passages(draw, text, self.prose[0], SEQUENCE)
-            drawn = _passages(draw, text, self.prose[1], SEQUENCE)
-            passages += [_exchange(draw, passage, names, PEOPLE, 0.9) for passage in drawn]
-        for source in code:
-            text = _read(source)
-            rare = _rare(text)
-            passages += _passages(draw, text, self.code[0], SEQUENCE)
-            drawn = _passages(draw, text, self.code[1], SEQUENCE)
-            passages += [_exchange(draw, passage, rare, rare, 0.7) for passage in drawn]
+            plain, exchanged = self.prose if source in prose else self.code
+            passages += _passages(draw, text, plain, SEQUENCE)
+            words, others, share = (_names(text), PEOPLE, 0.9) if source in prose else (_rare(text), _rare(text), 0.7)
+            drawn = _passages(draw, text, exchanged, SEQUENCE)
+            passages += [_exchange(draw, passage, words, others, share) for passage in drawn]
         functions = [function for text in _all_python() for function in _documented(text)]
         rare = _rare("\n".join(functions))
         for _ in range(self.functions):
