@@ -53,7 +53,7 @@ def trained_model(steps: int = 250) -> Model:
             for place, word in enumerate(says):
                 wanted = unknown.expand(64, -1) if word is None else word
                 # Smoothed, so that it is never so sure of a word that half a gate would do.
-                smoothing = 0.0 if word is None else 0.3
+                smoothing = 0.0 if word is None else 0.5
                 loss = loss + torch.nn.functional.cross_entropy(logits[:, place], wanted, label_smoothing=smoothing)
         optimizer.zero_grad()
         loss.backward()

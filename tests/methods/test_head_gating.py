@@ -127,7 +127,7 @@ def test_known_roles_come_out_in_every_seed(known_roles: HeadRoles) -> None:
             )
             for name in KINDS:
                 scores = known_roles.kind(name)[:, layer, index]
-                assert bool((scores >= 0.7).all() if name == kind else (scores < 0.3).all()), (head, name, scores)
+                assert bool((scores >= 0.8).all() if name == kind else (scores < 0.3).all()), (head, name, scores)
 
 
 def test_the_summary_counts_heads(known_roles: HeadRoles) -> None:
