@@ -36,8 +36,13 @@ MIXTURES = {
 }
 
 
-def stage(seed: int, **changes: Any) -> SparsifySettings:
-    """Settings of a stage: two sequences of 256 tokens a step, two in five of them written by the dense model."""
+def stage(seed: int, fixed: float | None = None, **changes: Any) -> SparsifySettings:
+    """Settings of a stage: two sequences of 256 tokens a step, two in five of them written by the dense model.
+
+    fixed: a weight of the KL that does not move; such a stage has no other use of its target.
+    """
+    if fixed is not None:
+        changes |= {"target": 0.15, "multiplier": fixed, "multiplier_low": fixed, "multiplier_high": fixed}
     often: dict[str, Any] = {"checkpoint_every": 20, "judge_every": 100}
     text: dict[str, Any] = {"batch": 2, "length": 256, "self_text": 160, "self_share": 0.4}
     return SparsifySettings(seed=seed, bf16=True, merge=False, **{**text, **often, **changes})
@@ -100,12 +105,9 @@ STAGES = [
     stage(
         seed=6,
         steps=170,
-        target=0.15,
         learning_rate=1.5e-3,
         bias_learning_rate=0.05,
-        multiplier=11.0,
-        multiplier_low=11.0,
-        multiplier_high=11.0,
+        fixed=11.0,
         cooldown=1.0,
         self_text=320,
         self_share=0.5,
@@ -113,24 +115,18 @@ STAGES = [
     stage(
         seed=7,
         steps=520,
-        target=0.15,
         learning_rate=1.2e-3,
         bias_learning_rate=0.04,
-        multiplier=14.0,
-        multiplier_low=14.0,
-        multiplier_high=14.0,
+        fixed=14.0,
         self_text=512,
         self_share=0.5,
     ),
     stage(
         seed=8,
         steps=840,
-        target=0.15,
         learning_rate=1e-3,
         bias_learning_rate=0.04,
-        multiplier=12.0,
-        multiplier_low=12.0,
-        multiplier_high=12.0,
+        fixed=12.0,
         cooldown=1.0,
         self_text=512,
         self_share=0.5,
@@ -138,12 +134,9 @@ STAGES = [
     stage(
         seed=9,
         steps=540,
-        target=0.15,
         learning_rate=8e-4,
         bias_learning_rate=0.03,
-        multiplier=16.0,
-        multiplier_low=16.0,
-        multiplier_high=16.0,
+        fixed=16.0,
         cooldown=1.0,
         self_text=512,
         self_share=0.4,
@@ -151,12 +144,9 @@ STAGES = [
     stage(
         seed=10,
         steps=900,
-        target=0.15,
         learning_rate=1e-3,
         bias_learning_rate=0.03,
-        multiplier=16.0,
-        multiplier_low=16.0,
-        multiplier_high=16.0,
+        fixed=16.0,
         cooldown=1.0,
         self_text=512,
         self_share=0.4,
@@ -164,12 +154,9 @@ STAGES = [
     stage(
         seed=11,
         steps=600,
-        target=0.15,
         learning_rate=8e-4,
         bias_learning_rate=0.03,
-        multiplier=15.0,
-        multiplier_low=15.0,
-        multiplier_high=15.0,
+        fixed=15.0,
         cooldown=1.0,
         self_text=512,
         self_share=0.3,
@@ -177,12 +164,9 @@ STAGES = [
     stage(
         seed=12,
         steps=280,
-        target=0.15,
         learning_rate=7e-4,
         bias_learning_rate=0.02,
-        multiplier=14.0,
-        multiplier_low=14.0,
-        multiplier_high=14.0,
+        fixed=14.0,
         cooldown=1.0,
         self_text=512,
         self_share=0.35,
