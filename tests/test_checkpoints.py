@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gatelens.checkpoints import Checkpoints, replace_file
+from gatelens.checkpoints import Checkpoints
 from gatelens.errors import GatelensError
 
 
@@ -102,18 +102,3 @@ def test_a_refused_checkpoint_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match=r"^no numbers$"):
         Checkpoints(tmp_path).write(20, refused)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    replace_file(path, "old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            replace_file(path, "new" * 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "old")]
-    replace_file(path, "new\r\n")
-    assert path.read_bytes() == b"new\r\n"

@@ -12,16 +12,8 @@ import torch
 
 from gatelens import GatelensError
 from gatelens.curves import Curve
-from gatelens.results import (
-    ASKED,
-    RESULT,
-    load_curve,
-    open_folder,
-    read_json,
-    read_tensors,
-    save_curve,
-    write_json,
-)
+from gatelens.files import read_json, read_tensors, write_json
+from gatelens.results import ASKED, RESULT, load_curve, open_folder, save_curve
 from gatelens.versions import versions
 
 REQUEST = {"model": {"name": "a", "fingerprint": "1"}, "settings": {"n": 3, "level": "heads"}}

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from gatelens.errors import GatelensError
+from gatelens.files import write_tensors
 from gatelens.gates.sparse import make_sparse
 from gatelens.model import hash_weights
 
@@ -47,7 +48,7 @@ def write_adapter(
             raise GatelensError(f"an adapter cannot hold {name}: train other projections, or all weights.")
         tensors[kept] = weight.detach().to("cpu", dtype).contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS)
+    write_tensors(folder / WEIGHTS, tensors)
     (folder / ABOUT).write_text(json.dumps({**about, "scale": scale}, indent=1) + "\n")
 
 

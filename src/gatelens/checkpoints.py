@@ -1,12 +1,11 @@
 """Checkpoints of a long run: whole or not there at all, the last two kept.
 
 A checkpoint is written under a hidden name and then renamed, so that a process killed at any moment, or a full disk,
-leaves the earlier ones as they were. So are the small files beside them: `replace_file`.
+leaves the earlier ones as they were.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from gatelens.errors import GatelensError
+from gatelens.files import about_files
 
 KEPT = 2
 
@@ -66,19 +66,3 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or as it was before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, newline="")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def about_files(error: Exception) -> bool:
-    """Whether an error, also one of safetensors or torch, is one of the system about a file."""
-    words = ("os error", "PytorchStreamWriter", "inline_container")
-    return isinstance(error, OSError) or any(word in str(error) for word in words)

@@ -17,6 +17,7 @@ from gatelens.curves import Curve, CurveSettings, explained_effect, pool
 from gatelens.errors import GatelensError
 from gatelens.example import save_example
 from gatelens.exchange import write_graph
+from gatelens.files import read_json, write_json, write_tensors
 from gatelens.gates.attention import attention_numbers
 from gatelens.gates.edges import edge_numbers
 from gatelens.gates.runs import gradient_numbers
@@ -26,7 +27,7 @@ from gatelens.journal import Journal, Progress
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
-from gatelens.results import RESULT, load_curve, open_folder, read_json, save_curve, write_json, write_tensors
+from gatelens.results import RESULT, load_curve, open_folder, save_curve
 from gatelens.scores import AttentionScores, Scores
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask

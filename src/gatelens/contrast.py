@@ -14,13 +14,14 @@ from typing import Any
 from gatelens.anatomy import Head
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
+from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses
 from gatelens.journal import Journal, Progress
 from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
 from gatelens.report.figures import head_maps, save_figure
-from gatelens.results import RESULT, open_folder, read_json, read_tensors, write_json, write_tensors
+from gatelens.results import RESULT, open_folder
 from gatelens.tasks import task as make_task
 from gatelens.versions import versions
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.attention import attention_patterns
 from gatelens.gates.sparse import is_sparse
 from gatelens.model import Model
-from gatelens.results import read_json, read_tensors, write_json, write_tensors
 from gatelens.tasks.base import CircuitTask
 
 _MOST_PROMPTS = 2

@@ -15,6 +15,7 @@ from gatelens.ablation import AblationCurve, ablation_curve
 from gatelens.anatomy import Head
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
+from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses, share_known
 from gatelens.gates.sparse import is_sparse
 from gatelens.journal import Journal, Progress
@@ -22,7 +23,7 @@ from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, f
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
 from gatelens.report.figures import ablation_figure, head_maps, save_figure
-from gatelens.results import RESULT, open_folder, read_json, read_tensors, write_json, write_tensors
+from gatelens.results import RESULT, open_folder
 from gatelens.tasks import task as make_task
 from gatelens.versions import versions
 

@@ -8,17 +8,15 @@ nothing is kept.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from gatelens.checkpoints import about_files
 from gatelens.errors import GatelensError
+from gatelens.files import about_files, write_tensors
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total) after each piece or step."""
@@ -66,15 +64,10 @@ class Journal:
         """Keep these under this name, in place of what was there."""
         if self.folder is None:
             return
-        path = self._path(name)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(dict(tensors), temporary)
-            temporary.rename(path)
+            write_tensors(self._path(name), tensors)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             if not about_files(error):
                 raise
             raise GatelensError(

@@ -10,9 +10,10 @@ from scipy import stats
 
 from gatelens.anatomy import Head
 from gatelens.errors import GatelensError
+from gatelens.files import read_json, read_tensors
 from gatelens.gate import load_roles
 from gatelens.methods.head_gating import HeadRoles
-from gatelens.results import ASKED, RESULT, read_json, read_tensors
+from gatelens.results import ASKED, RESULT
 from gatelens.scores import HeadScores
 
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gatelens.curves import Curve
 from gatelens.errors import GatelensError
+from gatelens.files import read_json, read_tensors, write_json, write_tensors
 
 ASKED, RESULT = "asked.json", "result.json"
 
@@ -50,39 +48,6 @@ def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:
                 f"{_short(wanted.get(key), there.get(key))}: ask for the same again to go on, or give another folder."
             )
     return (out / RESULT).exists()
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file that is there as a whole or not at all."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
-    temporary.rename(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise GatelensError(f"{path.parent} is no complete run of gatelens: it has no {path.name}.") from error
-    except (OSError, ValueError) as error:
-        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
-    if not isinstance(data, dict):
-        raise GatelensError(f"{path} is not of gatelens: it should hold a JSON object.")
-    return data
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    # Copies: safetensors refuses tensors that share memory, and the ends of a curve are views of it.
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
-    temporary.rename(path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
 
 
 def save_curve(curve: Curve, folder: Path) -> None:

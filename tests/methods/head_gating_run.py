@@ -17,11 +17,11 @@ from copying import copying_model, copying_task
 from gatelens import HeadGatingSettings, Model, fit_head_gates
 from gatelens.ablation import ablation_curve
 from gatelens.cli import make_app
+from gatelens.files import write_tensors
 from gatelens.gates import fitting
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import HeadRoles
 from gatelens.processes import Processes
-from gatelens.results import write_tensors
 
 SETTINGS = HeadGatingSettings(seeds=3, updates=6, batch=4)
 ONE_SEED = HeadGatingSettings(seeds=1, updates=2, batch=4)

@@ -16,10 +16,10 @@ from head_gating_run import GATE, ONE_SEED, SETTINGS, model, tensors
 
 from gatelens import Model, fit_head_gates
 from gatelens.ablation import ablation_curve
+from gatelens.files import read_tensors
 from gatelens.gate import GateSettings, find_roles, load_roles
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import HeadRoles
-from gatelens.results import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
 RUN = str(Path(__file__).parent / "head_gating_run.py")

@@ -13,10 +13,11 @@ from torch import Tensor
 from gatelens.ablation import AblationCurve
 from gatelens.circuit import CircuitSettings
 from gatelens.curves import Curve
+from gatelens.files import write_json, write_tensors
 from gatelens.gate import GateSettings
 from gatelens.graph import Graph
 from gatelens.methods.head_gating import KINDS
-from gatelens.results import save_curve, write_json, write_tensors
+from gatelens.results import save_curve
 from gatelens.validity import Validity
 from gatelens.versions import versions
 

@@ -14,10 +14,10 @@ from made_runs import SMALL, TOKENS, circuit_run, gate_run, sparsify_run
 
 from gatelens import CircuitSettings, Model, find_circuit
 from gatelens.anatomy import describe
+from gatelens.files import read_tensors, write_tensors
 from gatelens.gates.sparse import make_sparse
 from gatelens.graph import Graph
 from gatelens.report.runs import labels, read_runs, run_folders
-from gatelens.results import read_tensors, write_tensors
 
 
 def change(path: Path, **values: Any) -> None:

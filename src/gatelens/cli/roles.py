@@ -51,8 +51,8 @@ def agree(
     """Do learned gates and patching agree? The facilitation of heads that patching marks, against the others'."""
     from rich.console import Console
 
+    from gatelens.files import write_json
     from gatelens.mediation import compare_runs
-    from gatelens.results import write_json
     from gatelens.show import agreement_table
 
     found = compare_runs(gates, patching, k)

@@ -60,8 +60,8 @@ def evaluate(
     """Print loss and open edges of a sparse model on text, beside the dense one's, per layer and head."""
     from rich.console import Console
 
+    from gatelens.files import write_json
     from gatelens.methods.sparsify import evaluate as judge
-    from gatelens.results import write_json
     from gatelens.show import judgement_tables
 
     if out is not None and not out.absolute().parent.is_dir():

@@ -15,9 +15,10 @@ from gatelens.circuit import CircuitResult, load_circuit
 from gatelens.curves import Curve
 from gatelens.errors import GatelensError
 from gatelens.example import ExamplePrompt, load_example
+from gatelens.files import read_json, read_tensors
 from gatelens.gate import GateResult, load_roles
 from gatelens.graph import Graph
-from gatelens.results import ASKED, RESULT, read_json, read_tensors
+from gatelens.results import ASKED, RESULT
 
 _UNREADABLE = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OSError)
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from gatelens.errors import GatelensError
-from gatelens.results import RESULT, read_json, write_json
+from gatelens.files import read_json, write_json
+from gatelens.results import RESULT
 from gatelens.study.cells import Cell
 from gatelens.study.file import Study
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gatelens.circuit import CircuitSettings
-from gatelens.results import write_json
+from gatelens.files import replacing, write_json
 from gatelens.study.cells import Cell
 from gatelens.study.file import Study
 from gatelens.study.folder import Outcome
@@ -72,12 +71,10 @@ class Summary:
             "multipliers": [asdict(one) for one in self.multipliers],
         }
         write_json(out / "summary.json", about)
-        temporary = out / f"summary.{os.getpid()}.tmp"
-        with temporary.open("w", newline="") as file:
+        with replacing(out / "summary.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows({key: _plain(value) for key, value in row.items()} for row in self.rows())
-        temporary.rename(out / "summary.csv")
 
     def table(self) -> Table:
         """For the terminal."""

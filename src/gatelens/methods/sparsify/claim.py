@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gatelens.checkpoints import Checkpoints, replace_file
+from gatelens.checkpoints import Checkpoints
 from gatelens.errors import GatelensError
+from gatelens.files import replace_file
 from gatelens.methods.sparsify.settings import SparsifySettings
 from gatelens.model import Model
 from gatelens.versions import versions

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from gatelens.checkpoints import replace_file
 from gatelens.errors import GatelensError
+from gatelens.files import replace_file
 
 Row = dict[str, float]
 FIELDS = (

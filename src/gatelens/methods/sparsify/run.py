@@ -29,8 +29,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gatelens.anatomy import describe
-from gatelens.checkpoints import Checkpoints, about_files
+from gatelens.checkpoints import Checkpoints
 from gatelens.errors import GatelensError, GatelensWarning
+from gatelens.files import about_files
 from gatelens.gates.sparse import gate_biases
 from gatelens.journal import Journal
 from gatelens.methods.sparsify.claim import claim

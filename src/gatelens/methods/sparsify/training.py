@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.files import write_tensors
 from gatelens.gates.sparse import record_open, row_noise
 from gatelens.methods.sparsify.geco import Multiplier
 from gatelens.methods.sparsify.losses import cross_entropy, kl_divergence
@@ -159,7 +160,7 @@ class Training:
         weights = self.weights(steps)
         optimizer = whole_state(self.optimizer)
         if self.accelerator.is_main_process:
-            save_file(weights, folder / WEIGHTS)
+            write_tensors(folder / WEIGHTS, weights)
             torch.save(optimizer, folder / "optimizer.pt")
             moved = {name: getattr(self.multiplier, name) for name in ("base", "steps", "violation")}
             state = {"steps": steps, "first": self.first, "multiplier": moved}
