@@ -29,6 +29,7 @@ from gatelens.methods.sparsify.rows import Rows
 from gatelens.methods.sparsify.settings import SparsifySettings
 from gatelens.methods.sparsify.spread import cut_state, is_spread, whole, whole_state
 from gatelens.methods.sparsify.student import Student
+from gatelens.precision import use_bfloat16
 
 FAR = 3.0  # nats above its target, and above where it began: no constraint brings a model back from there
 NONE_OPEN = 1e-12  # an expected share below which the push on gates ends: the logarithm of 0 has no gradient
@@ -42,6 +43,7 @@ class Training:
     def __init__(self, student: Student, dense: Any, rows: Rows, settings: SparsifySettings, accelerator: Any) -> None:
         self.student, self.rows, self.settings = student, rows, settings
         self.accelerator = accelerator
+        self.bfloat16 = use_bfloat16(accelerator.device, settings.bf16)
         # Adam's second moment forgets within a hundred steps: gradients change as gates close.
         groups: list[dict[str, Any]] = [
             {"params": student.weights(), "lr": settings.learning_rate},
@@ -116,7 +118,7 @@ class Training:
         return logits.float().log_softmax(-1)
 
     def _precision(self) -> Any:
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.settings.bf16)
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.bfloat16)
 
     def _not_finite(self) -> Tensor:
         """How many of this process's gradients have NaN or infinity in them: (1,)."""
