@@ -27,13 +27,12 @@ from gatelens.journal import Journal, Progress
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
-from gatelens.results import RESULT, load_curve, open_folder, save_curve
+from gatelens.results import RESULT, load_curve, open_folder, request, save_curve
 from gatelens.scores import AttentionScores, Scores
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
 from gatelens.top_k import Circuits, EdgeCircuits, circuits
 from gatelens.validity import Validity, agreement, complement_effect, overlap
-from gatelens.versions import versions
 
 Level = Literal["heads", "edges", "attention"]
 Method = Literal["patching", "eap", "eap-ig"]
@@ -104,7 +103,8 @@ def find_circuit(
     begun = time.monotonic()
     tasks = _tasks(model, task, settings, options or {})
     folder = None if out is None else Path(out)
-    if folder is not None and open_folder(folder, _asked(model, tasks, settings)):
+    about = {**tasks[0].spec(), "fingerprints": [one.fingerprint() for one in tasks]}
+    if folder is not None and open_folder(folder, request("circuit", model, settings, task=about)):
         return load_circuit(folder)
 
     def journal(name: str) -> Journal:
@@ -182,16 +182,6 @@ def _tasks(model: Model, task: str, settings: CircuitSettings, options: Mapping[
                 f"the task {one.name} has target responses, not clean and corrupt prompts: `gatelens gate` is for it."
             )
     return tasks  # type: ignore[return-value]
-
-
-def _asked(model: Model, tasks: list[CircuitTask], settings: CircuitSettings) -> dict[str, Any]:
-    return {
-        "kind": "circuit",
-        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
-        "task": {**tasks[0].spec(), "fingerprints": [task.fingerprint() for task in tasks]},
-        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
-        "versions": versions(),
-    }
 
 
 def _validate(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,22 @@ from torch import Tensor
 from gatelens.curves import Curve
 from gatelens.errors import GatelensError
 from gatelens.files import read_json, read_tensors, write_json, write_tensors
+from gatelens.model import Model
+from gatelens.processes import Processes
+from gatelens.versions import versions
 
 ASKED, RESULT = "asked.json", "result.json"
+
+
+def request(kind: str, model: Model, settings: Any, **tasks: Any) -> dict[str, Any]:
+    """What was asked of a job: its kind, the model, its tasks and settings, and the versions that it runs with."""
+    return {
+        "kind": kind,
+        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
+        **tasks,
+        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
+        "versions": versions(),
+    }
 
 
 def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:
@@ -48,6 +63,12 @@ def open_folder(out: Path, asked: Mapping[str, Any]) -> bool:
                 f"{_short(wanted.get(key), there.get(key))}: ask for the same again to go on, or give another folder."
             )
     return (out / RESULT).exists()
+
+
+def open_together(out: Path, asked: Mapping[str, Any], processes: Processes) -> bool:
+    """`open_folder` by all processes of a run: the main one claims the folder, the others find it claimed."""
+    with processes.main_first():
+        return open_folder(out, asked)
 
 
 def save_curve(curve: Curve, folder: Path) -> None:
