@@ -12,6 +12,7 @@ from scipy import stats
 
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.ablation import AblationCurve, ablation_curve, ablation_order
+from gatelens.batches import split
 from gatelens.cli import main
 from gatelens.contrast import load_contrast
 from gatelens.gate import GateSettings, find_roles
@@ -102,7 +103,7 @@ def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
 def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
     model, whole = copying_model(), copying_task(8)
     found = fit_contrast(model, whole, copying_task(8, seed=1), ContrastSettings(seeds=1, updates=2, held_out=0.25))
-    held_out = ResponseTask("held out", 0, whole.examples[6:])
+    _, held_out = split(whole, 6)
     wanted = [
         model.hf(torch.tensor([x.prompt_ids + x.response_ids])).logits[0].log_softmax(-1)[[2, 3], list(x.response_ids)]
         for x in held_out.examples
@@ -110,9 +111,22 @@ def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
     assert found.keep_open == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
 
 
+def test_examples_are_split_by_the_seed_and_not_by_their_place() -> None:
+    task = ResponseTask("numbers", 0, [Example(str(i), " x", (i,), (0,)) for i in range(40)])
+    first, rest = split(task, 30)
+    assert (len(first), len(rest)) == (30, 10)
+    for part in (first, rest):
+        assert part.examples == [example for example in task.examples if example in part.examples]  # in their order
+    assert {*first.examples, *rest.examples} == {*task.examples}
+    assert 0 < sum(example in rest.examples for example in task.examples[30:]) < 10
+    assert split(task, 30)[1].examples == rest.examples != split(replace(task, seed=1), 30)[1].examples
+
+
 def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
     task, settings = copying_task(8), ContrastSettings(seeds=1, updates=3, held_out=0.25)
-    other = ResponseTask("other", 0, [*task.examples[:6], *copying_task(2, seed=9).examples])
+    held_out = split(task, 6)[1].examples
+    turned = [replace(x, response_ids=x.response_ids[::-1]) if x in held_out else x for x in task.examples]
+    other = ResponseTask("other", 0, turned)
     one, two = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
     assert torch.equal(one.gates, two.gates)
     assert not torch.equal(one.keep, two.keep)

@@ -53,6 +53,15 @@ def take(task: CircuitTask, n: int) -> CircuitTask:
     )
 
 
+def split(task: ResponseTask, n: int) -> tuple[ResponseTask, ResponseTask]:
+    """n of the examples, drawn by the task's seed, and all others: the end of a file may be unlike its start."""
+    drawn = set(torch.randperm(len(task), generator=torch.Generator().manual_seed(task.seed))[:n].tolist())
+    sides: tuple[list[Example], list[Example]] = ([], [])
+    for i, example in enumerate(task.examples):
+        sides[i not in drawn].append(example)
+    return replace(task, examples=sides[0]), replace(task, examples=sides[1])
+
+
 def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
     """A circuit task as prompts with target responses: each clean prompt with its answer, or any of its answers."""
     if isinstance(task, ResponseTask):

@@ -21,9 +21,8 @@ from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
 from gatelens.report.figures import head_maps, save_figure
-from gatelens.results import RESULT, open_folder
+from gatelens.results import RESULT, open_together, request
 from gatelens.tasks import task as make_task
-from gatelens.versions import versions
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,9 @@ def find_contrast(
     )
     for one in (keeps, loses):
         check_responses(model, one)
-    folder = None if out is None else Path(out)
-    asked = {
-        "kind": "contrast",
-        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
-        "tasks": [{**one.spec(), "fingerprint": one.fingerprint()} for one in (keeps, loses)],
-        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
-        "versions": versions(),
-    }
-    processes = Processes(model.device)
-    with processes.main_first():  # the others find the folder that it claims
-        complete = folder is not None and open_folder(folder, asked)
-    if folder is not None and complete:
+    folder, processes = None if out is None else Path(out), Processes(model.device)
+    about = [{**one.spec(), "fingerprint": one.fingerprint()} for one in (keeps, loses)]
+    if folder is not None and open_together(folder, request("contrast", model, settings, tasks=about), processes):
         return load_contrast(folder)
     journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
     contrast = fit_contrast(model, keeps, loses, settings, journal=journal)

@@ -7,13 +7,13 @@ import itertools
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gatelens.ablation import AblationCurve, ablation_curve
 from gatelens.anatomy import Head
-from gatelens.batches import as_responses
+from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
 from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses, share_known
@@ -23,9 +23,8 @@ from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, f
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
 from gatelens.report.figures import ablation_figure, head_maps, save_figure
-from gatelens.results import RESULT, open_folder
+from gatelens.results import RESULT, open_together, request
 from gatelens.tasks import task as make_task
-from gatelens.versions import versions
 
 
 @dataclass(frozen=True)
@@ -81,20 +80,10 @@ def find_roles(
             "out: ask for less."
         )
     check_responses(model, whole)  # before the folder is claimed, and all of it: the proof comes hours after the fit
-    fitted = replace(whole, examples=whole.examples[: settings.n])
-    tested = replace(whole, examples=whole.examples[settings.n :])
-    folder = None if out is None else Path(out)
-    asked = {
-        "kind": "gate",
-        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)},
-        "task": {**whole.spec(), "fingerprint": whole.fingerprint()},
-        "settings": {key: value for key, value in asdict(settings).items() if key != "memory_gb"},  # changes no numbers
-        "versions": versions(),
-    }
-    processes = Processes(model.device)
-    with processes.main_first():  # the others find the folder that it claims
-        complete = folder is not None and open_folder(folder, asked)
-    if folder is not None and complete:
+    fitted, tested = split(whole, settings.n)
+    folder, processes = None if out is None else Path(out), Processes(model.device)
+    about = {**whole.spec(), "fingerprint": whole.fingerprint()}
+    if folder is not None and open_together(folder, request("gate", model, settings, task=about), processes):
         return load_roles(folder)
     journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
     # 1. Three fits for each seed.

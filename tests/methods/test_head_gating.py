@@ -12,7 +12,7 @@ from copying import COPIES, DIM, SPOILS, copying_model, copying_task, trained_mo
 from families import VOCAB, tiny
 from torch import Tensor
 
-from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
+from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates, precision
 from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting, responses
 from gatelens.gates.fitting import draw_batch
@@ -260,7 +260,8 @@ def test_a_half_precision_model_is_fitted_in_float32() -> None:
     assert roles.minus.isfinite().all()
 
 
-def test_autocast_rounds_products_and_changes_little() -> None:
+def test_autocast_rounds_products_and_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: True)  # imitated where it has not: slow, but right
     model, task = tiny("llama"), any_task()
     exact, mixed = (
         fit_head_gates(model, task, HeadGatingSettings(seeds=2, updates=5, batch=4, autocast=autocast))
@@ -270,6 +271,34 @@ def test_autocast_rounds_products_and_changes_little() -> None:
     assert not torch.equal(mixed.losses[0, 0], exact.losses[0, 0])  # it was in force
     # The first fit moves slowly enough for rounding to stay rounding.
     torch.testing.assert_close(mixed.losses[0], exact.losses[0], rtol=0.02, atol=0.0)
+
+
+@pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
+def test_a_processor_without_bfloat16_is_not_made_to_imitate_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: False)
+    model, task, settings = tiny("llama"), any_task(), HeadGatingSettings(seeds=1, updates=1)
+    with pytest.warns(GatelensWarning, match="no instructions for bfloat16: matrix products are float32"):
+        asked = fit_head_gates(model, task, replace(settings, autocast=True))
+    same(asked, fit_head_gates(model, task, settings))
+
+
+@pytest.mark.parametrize("tokens", [1, 3 * 10, 1 << 20])
+def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    model, task = tiny("llama"), any_task()
+    lengths = sorted(len(example) for example in task.examples)
+    assert lengths[-1] == 10
+    monkeypatch.setattr(fitting, "_STREAM", tokens * 2 * model.anatomy.width)  # so many tokens for each of two rows
+    gates = torch.rand(2, model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(1))
+    shapes: list[tuple[int, ...]] = []
+    embedding = model.hf.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
+    found = fitting.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
+    handle.remove()
+    size = {1: 1, 30: 3}.get(tokens, 10)
+    parts = [lengths[start : start + size] for start in range(0, 10, size)]
+    assert shapes == [(2 * len(part), part[-1]) for part in parts]
+    wanted = [[plain_log_prob(model, example, row).mean() for example in task.examples] for row in gates]
+    torch.testing.assert_close(found, -torch.tensor(wanted).mean(1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("longest", [0, 256])

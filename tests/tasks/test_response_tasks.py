@@ -57,6 +57,22 @@ def test_batches_hold_every_token_once_and_mark_the_responses(
     assert sorted(seen) == list(range(7))
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("tokens", "sizes"), [(0, [1] * 7), (100, [2, 2, 2, 1]), (10**6, [7])])
+def test_parts_of_a_batch_are_batches_of_like_lengths(side: Any, tokens: int, sizes: list[int], gpt2: Any) -> None:
+    made = make("math", gpt2, n=7)
+    batch = made.batch(range(7), side)
+    assert 50 <= batch.tokens.shape[1] < 100
+    parts = batch.parts(tokens)
+    assert [len(part.which) for part in parts] == sizes
+    order = [i for part in parts for i in part.which.tolist()]
+    assert order == sorted(range(7), key=lambda i: len(made.examples[i]))
+    for part in parts:
+        right = made.batch(part.which.tolist(), side)
+        for name in ("tokens", "mask", "targets", "which", "also"):
+            assert torch.equal(getattr(part, name), getattr(right, name)), name
+
+
 @pytest.mark.parametrize("name", RESPONSES)
 def test_the_seed_decides_everything(name: str, gpt2: Any) -> None:
     first, again, other = (make(name, gpt2, n=6, seed=seed) for seed in (3, 3, 4))

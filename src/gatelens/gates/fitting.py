@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from gatelens.errors import GatelensError
 from gatelens.gates.responses import response_log_probs, token_counts
 from gatelens.journal import Journal
 from gatelens.model import Model
@@ -22,6 +24,35 @@ Loss = Callable[[int, Tensor], Tensor]
 # The state of a fit is kept after so many updates or so many seconds, whichever comes first.
 _UPDATES, _SECONDS = 25, 15.0
 _SHORT = 256  # tokens
+_STREAM = 1 << 17  # numbers in a layer's input: a part of a batch has about so many
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What every way of fitting gates is told."""
+
+    seeds: int = field(default=10, metadata={"help": "fits from different uniform starts, as rows of one batch"})
+    updates: int = field(default=500, metadata={"help": "updates of each fit"})
+    batch: int = field(default=16, metadata={"help": "examples in a batch"})
+    accumulate: int = field(default=1, metadata={"help": "batches for each update"})
+    seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
+    autocast: bool = field(
+        default=False, metadata={"help": "matrix products in bfloat16 (autocast): about twice as fast on CUDA"}
+    )
+    memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "updates", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
+        if not self.memory_gb > 0:
+            raise GatelensError(f"memory_gb is above 0, not {self.memory_gb}.")
+
+
+def check_rates(*rates: float) -> None:
+    """Refuse learning rates that are none."""
+    if not all(0 < rate < math.inf for rate in rates):
+        raise GatelensError("learning rates are above 0.")
 
 
 @dataclass(frozen=True)
@@ -152,9 +183,20 @@ def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool =
 
     autocast: run the model's matrix products in bfloat16; log-probabilities are float32 all the same.
     """
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _attention_for(model, batch):
-        sums = response_log_probs(model, batch, gates, memory_gb=None)
-    return -(sums / token_counts(batch).to(sums)).mean(1)
+    means: list[Tensor] = []  # (row, example) of each part
+    for part in _parts(model, batch, len(gates)):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _attention_for(model, part):
+            sums = response_log_probs(model, part, gates, memory_gb=None)
+        means.append(sums / token_counts(part).to(sums))
+    return -torch.cat(means, 1).mean(1)
+
+
+def _parts(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
+    """On a CPU, a batch in parts of examples of like lengths: padding costs as much as text there.
+
+    A part has enough tokens for the arithmetic to outweigh the calls. Other devices want all the work at once.
+    """
+    return batch.parts(_STREAM // (model.anatomy.width * rows)) if model.device.type == "cpu" else [batch]
 
 
 @contextmanager

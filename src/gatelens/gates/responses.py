@@ -28,10 +28,10 @@ def response_log_probs(
     parts: list[Tensor] = []
     for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, memory_gb=memory_gb)):
         logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, memory_gb=None)
-        wide = logits.to(model.wide_dtype)
-        chosen = _pick(wide, targets.to(wide.device)).logsumexp(-1)
-        sums = wide.new_zeros(len(rows), len(batch.tokens))
-        parts.append(sums.index_add(1, examples.to(wide.device), chosen - wide.logsumexp(2)))
+        log_probs = logits.to(model.wide_dtype).log_softmax(2)
+        chosen = _pick(log_probs, targets.to(log_probs.device)).logsumexp(-1)
+        sums = log_probs.new_zeros(len(rows), len(batch.tokens))
+        parts.append(sums.index_add(1, examples.to(log_probs.device), chosen))
     return torch.cat(parts)
 
 

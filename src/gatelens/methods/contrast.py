@@ -7,45 +7,34 @@ for the one and closed for the other tell the ways apart. (Nam et al., arXiv 250
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gatelens.batches import as_responses
+from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
+from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, mean_nll, uniform_logits
 from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
+from gatelens.precision import use_bfloat16
 from gatelens.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
 
 @dataclass(frozen=True)
-class ContrastSettings:
-    """How contrastive gates are fitted."""
+class ContrastSettings(FitSettings):
+    """How contrastive gates are fitted. A batch has as many examples of each of the two tasks."""
 
-    seeds: int = field(default=10, metadata={"help": "fits from different uniform starts, as rows of one batch"})
-    updates: int = field(default=500, metadata={"help": "updates of the fit"})
-    batch: int = field(default=16, metadata={"help": "examples of each task in a batch"})
-    accumulate: int = field(default=1, metadata={"help": "batches for each update"})
     rate: tuple[float, float] = field(default=(0.1, 0.01), metadata={"help": "learning rate, start and end"})
     held_out: float = field(default=0.25, metadata={"help": "share of the examples kept for the evaluation"})
-    seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
-    autocast: bool = field(
-        default=False, metadata={"help": "matrix products in bfloat16 (autocast): about twice as fast on CUDA"}
-    )
-    memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "updates", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
-        if not 0 < self.held_out < 1 or not self.memory_gb > 0:
-            raise GatelensError("held_out is a share between 0 and 1, and memory_gb is above 0.")
-        if not all(0 < rate < math.inf for rate in self.rate):
-            raise GatelensError("learning rates are above 0.")
+        super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise GatelensError(f"held_out is a share between 0 and 1, not {self.held_out}.")
+        check_rates(*self.rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +73,9 @@ def fit_contrast(
     for whole in wholes:
         check_responses(model, whole)
         warn_if_unknown(model, whole, settings.memory_gb)
-    (kept_task, keep_test), (lost_task, lose_test) = (_split(whole, settings.held_out) for whole in wholes)
+    (kept_task, keep_test), (lost_task, lose_test) = (_hold_out(whole, settings.held_out) for whole in wholes)
     ceiling = math.log(model.hf.config.vocab_size)
+    bfloat16 = use_bfloat16(model.device, settings.autocast)
     processes = Processes(model.device)
     mine = processes.share(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in range(settings.seeds)])[mine]
@@ -94,7 +84,7 @@ def fit_contrast(
         return [draw_batch(task, settings.batch, number, settings.seed) for task in (kept_task, lost_task)]
 
     def loss(number: int, gates: Tensor) -> Tensor:
-        kept, lost = (mean_nll(model, batch, gates, settings.autocast) for batch in batches(number))
+        kept, lost = (mean_nll(model, batch, gates, bfloat16) for batch in batches(number))
         return kept + (ceiling - lost).clamp(min=0)
 
     def at_once(number: int) -> int:
@@ -121,9 +111,9 @@ def _mean_log_prob(model: Model, task: ResponseTask, gates: Tensor, settings: Co
     return sums / len(task)
 
 
-def _split(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
-    """The examples to train on, and the last ones, which are held out."""
+def _hold_out(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
+    """The examples to train on, and those that are held out."""
     n = round(len(task) * (1 - held_out))
     if not 0 < n < len(task):
         raise GatelensError(f"{task.name} has {len(task)} examples: too few to hold out {held_out:.0%} of them.")
-    return replace(task, examples=task.examples[:n]), replace(task, examples=task.examples[n:])
+    return split(task, n)

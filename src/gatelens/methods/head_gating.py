@@ -16,10 +16,11 @@ from torch import Tensor
 
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import Schedule, draw_batch, fit_gates, mean_nll, uniform_logits
+from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, mean_nll, uniform_logits
 from gatelens.gates.responses import check_responses, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
+from gatelens.precision import use_bfloat16
 from gatelens.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 
@@ -27,33 +28,21 @@ KINDS = ("facilitation", "irrelevance", "interference")
 
 
 @dataclass(frozen=True)
-class HeadGatingSettings:
-    """How gates are fitted. The defaults are the paper's."""
+class HeadGatingSettings(FitSettings):
+    """How gates are fitted, three times for each seed. The defaults are the paper's."""
 
-    seeds: int = field(default=10, metadata={"help": "fits from different uniform starts, as rows of one batch"})
-    updates: int = field(default=500, metadata={"help": "updates of each of the three fits"})
-    batch: int = field(default=16, metadata={"help": "examples in a batch"})
-    accumulate: int = field(default=1, metadata={"help": "batches for each update"})
     penalty: float = field(
         default=0.1, metadata={"help": "reward for open (G+) or closed (G-) gates, in nats per logit"}
     )
     clamp: float = field(default=4.0, metadata={"help": "gate logits beyond this are not rewarded further"})
     first_rate: tuple[float, float] = field(default=(0.1, 0.01), metadata={"help": "learning rate of G, start and end"})
     second_rate: tuple[float, float] = field(default=(0.5, 0.1), metadata={"help": "of G+ and G-, start and end"})
-    seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
-    autocast: bool = field(
-        default=False, metadata={"help": "matrix products in bfloat16 (autocast): about twice as fast on CUDA"}
-    )
-    memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "updates", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
-        if not (0 <= self.penalty < math.inf and 0 < self.clamp < math.inf and self.memory_gb > 0):
-            raise GatelensError("penalty is 0 or more, clamp and memory_gb are above 0.")
-        if not all(0 < rate < math.inf for rate in (*self.first_rate, *self.second_rate)):
-            raise GatelensError("learning rates are above 0.")
+        super().__post_init__()
+        if not (0 <= self.penalty < math.inf and 0 < self.clamp < math.inf):
+            raise GatelensError("penalty is 0 or more, clamp is above 0.")
+        check_rates(*self.first_rate, *self.second_rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +101,7 @@ def fit_head_gates(
     responses = as_responses(task)
     check_responses(model, responses)
     warn_if_unknown(model, responses, settings.memory_gb)
+    bfloat16 = use_bfloat16(model.device, settings.autocast)
     processes = Processes(model.device)
     mine = processes.share(settings.seeds)
     start = torch.stack([uniform_logits(model, settings.seed + row) for row in range(settings.seeds)])[mine]
@@ -120,7 +110,7 @@ def fit_head_gates(
         return draw_batch(responses, settings.batch, number, settings.seed)
 
     def loss(number: int, gates: Tensor) -> Tensor:
-        return mean_nll(model, batch(number), gates, settings.autocast)
+        return mean_nll(model, batch(number), gates, bfloat16)
 
     def at_once(number: int) -> int:
         return rows_at_once(model, batch(number), grad=True, memory_gb=settings.memory_gb)

@@ -132,6 +132,19 @@ class ResponseBatch:
     which: Tensor  # (example,) index of each example in the task's `examples`
     also: Tensor  # (example, choice) tokens as right as the response's only one, -1 where there are fewer
 
+    def parts(self, tokens: int) -> list["ResponseBatch"]:
+        """The same examples with less padding: those of like lengths together, about so many tokens in each part."""
+        order = self.mask.sum(1).argsort(stable=True)
+        size = -(-tokens // self.tokens.shape[1])
+        return [self._part(some) for some in order.split(max(1, size))]
+
+    def _part(self, some: Tensor) -> "ResponseBatch":
+        """Some of the examples, without the padding that all of these have."""
+        real = self.mask[some].any(0).nonzero()
+        cut = slice(int(real[0]), int(real[-1]) + 1)
+        tokens, mask, targets = (x[some, cut] for x in (self.tokens, self.mask, self.targets))
+        return ResponseBatch(tokens, mask, targets, self.which[some], self.also[some])
+
 
 @dataclass(frozen=True, eq=False)
 class ResponseTask:
