@@ -52,6 +52,18 @@ def test_a_curve_equals_forcing_gates_by_hand(roles: HeadRoles, kind: str) -> No
             assert curve.changes[seed, n].item() == pytest.approx((sums[0] - sums[1]).item(), abs=1e-4)
 
 
+def test_a_curve_tells_how_many_ablated_heads_are_of_its_kind(roles: HeadRoles) -> None:
+    # Interfering are the spoiler in both seeds and, in the second, where 0.5 is just reached, one more head.
+    plus = roles.plus.clone()
+    plus[1, 1, 3] = 0.5
+    changed = replace(roles, plus=plus)
+    curve = ablation_curve(copying_model(), copying_task(2), changed, "interference", most=3)
+    assert curve.heads.tolist() == [1, 2]
+    assert curve.of_kind.tolist() == [0.0, 1.0, 1.5, 1.5]
+    anything = ablation_curve(copying_model(), copying_task(2), changed, "random", most=3)
+    assert anything.of_kind.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_each_kind_does_what_its_name_says(roles: HeadRoles) -> None:
     model, task = copying_model(), copying_task(6)
     needed, idle, harmful = (ablation_curve(model, task, roles, kind, most=2).change for kind in KINDS)
@@ -73,7 +85,8 @@ def test_every_leaves_out_points_but_not_the_last(roles: HeadRoles) -> None:
 
 
 def test_the_band_covers_the_seeds() -> None:
-    curve = AblationCurve("random", torch.tensor([0, 1]), torch.tensor([[0.0, -1.0], [0.0, -3.0]]))
+    changes = torch.tensor([[0.0, -1.0], [0.0, -3.0]])
+    curve = AblationCurve("random", torch.tensor([0, 1]), changes, torch.tensor([8, 8]))
     assert curve.change.tolist() == [0.0, -2.0]
     assert curve.low.tolist() == [0.0, -3.0]
     assert curve.high.tolist() == [0.0, -1.0]

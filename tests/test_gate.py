@@ -32,12 +32,15 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
     for a, b in zip(found.curves, again.curves, strict=True):
         assert a.kind == b.kind
         assert torch.equal(a.changes, b.changes)
+        assert torch.equal(a.heads, b.heads)
     rows = list(csv.DictReader((tmp_path / "run" / "ablation.csv").open()))
     last = [row for row in rows if row["kind"] == "facilitation"][-1]
     assert (int(last["ablated"]), float(last["change"])) == (
         6,
         pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
     )
+    needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
+    assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
     for name in ("roles", "ablation"):
         assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))

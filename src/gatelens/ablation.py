@@ -29,6 +29,7 @@ class AblationCurve:
     kind: str  # facilitation, irrelevance, interference, or random
     ablated: Tensor  # (point,) heads forced to 0
     changes: Tensor  # (seed, point)
+    heads: Tensor  # (seed,) how many heads are of this kind (a score of 0.5 or more); of a random order, all
 
     @property
     def change(self) -> Tensor:
@@ -42,6 +43,14 @@ class AblationCurve:
     @property
     def high(self) -> Tensor:
         return self._quantile(0.975)
+
+    @property
+    def of_kind(self) -> Tensor:
+        """How many of the ablated heads are of this kind, mean over seeds: (point,).
+
+        Where that is below the number of ablated heads the kind has run out, and the rest are only the next in order.
+        """
+        return torch.minimum(self.ablated, self.heads[:, None]).float().mean(0)
 
     def _quantile(self, q: float) -> Tensor:
         seeds = len(self.changes)
@@ -96,7 +105,13 @@ def ablation_curve(
         compute = partial(change, orders[seed], roles.plus[seed], batches[i])
         sums[row] = journal.piece(f"{kind}-{seed}-{i}", compute, (len(points),))
     changes = processes.gather(sums, len(pieces)).view(len(orders), len(batches), len(points)).sum(1)
-    return AblationCurve(kind, torch.tensor(points), changes / len(responses))
+    return AblationCurve(kind, torch.tensor(points), changes / len(responses), count_of_kind(roles, kind))
+
+
+def count_of_kind(roles: HeadRoles, kind: str) -> Tensor:
+    """How many heads are of a kind: (seed,). A random order has no kind, so all of them are."""
+    marked = torch.ones_like(roles.plus, dtype=torch.bool) if kind == "random" else roles.of_kind(kind)
+    return marked.flatten(1).sum(1)
 
 
 def ablation_order(roles: HeadRoles, kind: str, seed: int) -> Tensor:

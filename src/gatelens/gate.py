@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gatelens.ablation import AblationCurve, ablation_curve
+from gatelens.ablation import AblationCurve, ablation_curve, count_of_kind
 from gatelens.anatomy import Head
 from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
@@ -121,7 +121,8 @@ def load_roles(folder: str | Path) -> GateResult:
         settings = about["settings"] | {key: tuple(about["settings"][key]) for key in ("first_rate", "second_rate")}
         roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
         curves = [
-            AblationCurve(kind, tensors["ablated"].long(), tensors[f"changes.{kind}"]) for kind in (*KINDS, "random")
+            AblationCurve(kind, tensors["ablated"].long(), tensors[f"changes.{kind}"], count_of_kind(roles, kind))
+            for kind in (*KINDS, "random")
         ]
         known, seconds = about.get("known"), about["seconds"]  # runs of an earlier version do not say what is known
         return GateResult(about["model"], about["task"], GateSettings(**settings), roles, curves, known, seconds)
@@ -147,9 +148,10 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
             writer.writerow([Head(layer, index), kind, *(f"{x:.6g}" for x in (scores.mean(), *scores))])
     with (folder / "ablation.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["kind", "ablated", "change", "low", "high"])
+        writer.writerow(["kind", "ablated", "of kind", "change", "low", "high"])
         for curve in curves:
-            rows = zip(*(x.tolist() for x in (curve.ablated, curve.change, curve.low, curve.high)), strict=True)
+            columns = (curve.ablated, curve.of_kind, curve.change, curve.low, curve.high)
+            rows = zip(*(x.tolist() for x in columns), strict=True)
             writer.writerows([curve.kind, n, *(f"{number:.6g}" for number in numbers)] for n, *numbers in rows)
     means = {kind: roles.kind(kind).mean(0) for kind in KINDS}
     save_figure(head_maps(means, f"{result.task} in {result.model}"), folder / "roles")
@@ -162,6 +164,7 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
             "task": result.task,
             "settings": asdict(result.settings),
             "summary": roles.summary(),
+            "heads of each kind": {curve.kind: curve.heads.tolist() for curve in curves if curve.kind in KINDS},
             "known": result.known,
             "change at the end": {curve.kind: float(curve.change[-1]) for curve in curves},
             "seconds": result.seconds,

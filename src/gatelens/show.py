@@ -96,16 +96,19 @@ def circuit_table(result: CircuitResult) -> Table:
 
 
 def roles_table(result: GateResult) -> Table:
-    """How many heads are of each kind, and what ablating them does to the response."""
+    """How many heads are of each kind, in each seed, in all and in any, and what ablating them does to the response."""
     most = int(result.curves[0].ablated[-1])
     title = f"{escape(result.task)} in {escape(result.model)}: roles of heads"
     known = None if result.known is None else f"{result.known:.0%} of the held-out response tokens are its first choice"
-    table = Table("kind", "in all seeds", "in any seed", f"change in log p, {most} ablated", title=title, caption=known)
+    change = f"change in log p, {most} ablated"
+    table = Table("kind", "heads of it", "in all seeds", "in any seed", change, title=title, caption=known)
     summary = result.roles.summary()
     for curve in result.curves:
         shares = [f"{share:.0%}" for share in summary.get(curve.kind, {}).values()] or ["-", "-"]
+        fewest, most = int(curve.heads.min()), int(curve.heads.max())
+        heads = "-" if curve.kind == "random" else f"{fewest}" if fewest == most else f"{fewest} to {most}"
         change = f"{curve.change[-1]:+.2f}  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})"
-        table.add_row(curve.kind, *shares, change)
+        table.add_row(curve.kind, heads, *shares, change)
     return table
 
 

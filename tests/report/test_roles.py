@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from text_boxes import faults, words
@@ -13,7 +15,7 @@ from gatelens.report.figures import STYLES, ablation_figure, head_maps
 
 def curves(shift: float = 0.0) -> list[AblationCurve]:
     changes = torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]])
-    return [AblationCurve(kind, torch.tensor([0, 25, 50]), changes + shift) for kind in STYLES]
+    return [AblationCurve(kind, torch.tensor([0, 25, 50]), changes + shift, torch.tensor([50, 90])) for kind in STYLES]
 
 
 @pytest.mark.parametrize(("n_tasks", "n_models"), [(1, 1), (3, 4)])
@@ -53,6 +55,21 @@ def test_ablation_lines_and_bands_are_those_of_the_curves() -> None:
     assert [50, -4.0] in band
     assert [50, -2.0] in band
     assert len({(line.get_color(), line.get_linestyle()) for line in lines.values() if line.get_label() in STYLES}) == 4
+
+
+def test_a_line_is_thin_past_the_heads_of_its_kind() -> None:
+    full = curves()
+    few = [replace(curve, heads=torch.tensor([49, 90])) if curve.kind == "interference" else curve for curve in full]
+    axis = ablation_figure({"syntax": {"model": few}}).axes[0]
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    thick, thin = lines["interference"], lines["_past interference"]
+    assert (list(thick.get_xdata()), list(thin.get_xdata())) == ([0, 25], [25, 50])
+    assert (list(thick.get_ydata()), list(thin.get_ydata())) == ([0.0, -2.0], [-2.0, -3.0])
+    assert thin.get_linewidth() < thick.get_linewidth()
+    assert list(lines["facilitation"].get_xdata()) == [0, 25, 50]
+    said = "thin: past the heads of this kind"
+    assert said in "".join(words(axis.figure))
+    assert said not in "".join(words(ablation_figure({"syntax": {"model": full}})))
 
 
 def test_a_task_may_lack_a_model() -> None:

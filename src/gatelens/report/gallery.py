@@ -142,9 +142,10 @@ def _ablation(gates: Sequence[GateRun]) -> _Plan:
         for task, models in grid.items():
             for model, curves in models.items():
                 for curve in curves:
-                    columns = (x.tolist() for x in (curve.ablated, curve.change, curve.low, curve.high))
-                    rows += [(task, model, curve.kind, *row) for row in zip(*columns, strict=True)]
-        return ("task", "model", "kind", "ablated", "change", "low", "high"), rows
+                    columns = (curve.ablated, curve.of_kind, curve.change, curve.low, curve.high)
+                    points = zip(*(x.tolist() for x in columns), strict=True)
+                    rows += [(task, model, curve.kind, *point) for point in points]
+        return ("task", "model", "kind", "ablated", "of kind", "change", "low", "high"), rows
 
     alt = f"Change in log-probability of the target response against ablated heads. At the end: {'; '.join(told)}."
     return _Plan("Head ablation", alt, lambda: ablation_figure(grid), table)

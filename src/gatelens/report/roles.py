@@ -22,6 +22,7 @@ STYLES = {
     "interference": (RED, "-."),
     "random": (GREY, "-"),
 }
+_THIN = 0.7
 
 
 @styled
@@ -59,14 +60,16 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     """Change in log-probability against ablated heads: ``grid[task][model]`` is a panel of curves with bands.
 
     Rows are tasks, named at the right, and share their y scale; columns are models. The random order is a thin grey
-    line. A task may lack a model: its panel says so.
+    line. A line is thin from where, in some seed, there are no more heads of its kind. A task may lack a model: its
+    panel says so.
     """
     models = list(dict.fromkeys(model for cells in grid.values() for model in cells))
     if not models:
         raise GatelensError("an ablation figure needs the curves of at least one task and model.")
     figure = Figure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
     axes = figure.subplots(len(grid), len(models), sharex=True, sharey="row", squeeze=False)
-    most = max(int(curve.ablated.max()) for cells in grid.values() for curves in cells.values() for curve in curves)
+    every = [curve for cells in grid.values() for curves in cells.values() for curve in curves]
+    most = max(int(curve.ablated.max()) for curve in every)
     axes[0][0].set_xlim(0, max(most, 1))
     for row, (task, cells) in zip(axes, grid.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
@@ -78,7 +81,8 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
-    figure.supxlabel("Number of Ablated Heads")
+    thin = any(_of_kind(curve) < len(curve.ablated) for curve in every)
+    figure.supxlabel("Number of Ablated Heads" + ("\n(thin: past the heads of this kind)" if thin else ""))
     figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")
     return figure
 
@@ -90,13 +94,22 @@ def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
     for curve in curves:
         colour, line = STYLES[curve.kind]
         x = curve.ablated.numpy()
+        y = curve.change.numpy()
         if curve.kind == "random":
-            axis.plot(x, curve.change.numpy(), line, color=colour, label=curve.kind, linewidth=0.7, zorder=1.5)
+            axis.plot(x, y, line, color=colour, label=curve.kind, linewidth=_THIN, zorder=1.5)
             continue
-        axis.plot(x, curve.change.numpy(), line, color=colour, label=curve.kind)
+        end = _of_kind(curve)
+        axis.plot(x[:end], y[:end], line, color=colour, label=curve.kind)
+        if end < len(x):
+            axis.plot(x[end - 1 :], y[end - 1 :], line, color=colour, label=f"_past {curve.kind}", linewidth=_THIN)
         axis.fill_between(x, curve.low.numpy(), curve.high.numpy(), color=colour, alpha=0.2, linewidth=0)
     if not curves:
         axis.text(0.5, 0.5, "no result", transform=axis.transAxes, ha="center", va="center", color="0.5")
+
+
+def _of_kind(curve: AblationCurve) -> int:
+    """How many points, from the first on, have only heads of the curve's kind ablated, in every seed."""
+    return int((curve.of_kind >= curve.ablated).sum())
 
 
 def _colours(values: np.ndarray) -> tuple[float, float, matplotlib.colors.Colormap]:
