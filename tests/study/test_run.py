@@ -26,7 +26,7 @@ from gatelens.loading import load
 from gatelens.study.cells import source_fingerprint
 from gatelens.study.file import read_study
 from gatelens.study.folder import StudyFolder
-from gatelens.study.run import run_study
+from gatelens.study.run import run_study, running_order
 from gatelens.study.summary import Summary
 
 pytestmark = [
@@ -317,19 +317,19 @@ class TestFailures:
         """While the first cell writes; the second finds room. The first then continues."""
         import gatelens.journal as journal
 
-        original = journal.save_file
+        original = journal.write_tensors
         file = write_study(place)
 
-        def full(tensors: Any, path: Path) -> None:
+        def full(path: Path, tensors: Any) -> None:
             if "dense" in str(path) and "curve" in path.name:
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
-            original(tensors, path)
+            original(path, tensors)
 
-        monkeypatch.setattr(journal, "save_file", full)
+        monkeypatch.setattr(journal, "write_tensors", full)
         summary = go(file, place / "out")
         assert summary.failed == 1
         assert "No space left on device" in (summary.outcomes["heads-induction-dense"].reason or "")
-        monkeypatch.setattr(journal, "save_file", original)
+        monkeypatch.setattr(journal, "write_tensors", original)
         assert go(file, place / "out").failed == 0
 
     def test_no_space_for_anything(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +345,21 @@ class TestFailures:
         summary = go(file, place / "out")
         assert summary.failed == 2
         assert all("No space left" in sentence for sentence in (*summary.failures(), *summary.problems))
+
+
+def test_the_longest_gate_cells_run_first_and_circuits_in_their_order(place: Path) -> None:
+    gate = 'tasks = ["syntax", "math"]\nseeds = 1\nupdates = 5\n[gate.task.math]\nupdates = 6\n'
+    text = '[models]\nsparse = "sparse"\ndense = "dense"\n[circuit]\ntasks = ["ioi", "docstring"]\n[gate]\n' + gate
+    (place / "order.toml").write_text(text)
+    cells = read_study(place / "order.toml").cells
+    names = [cell.name for cell in running_order(cells)]
+    wanted = [
+        f"{what}-{model}"
+        for model in ("sparse", "dense")
+        for what in ("roles-math", "roles-syntax", "heads-ioi", "heads-docstring")
+    ]
+    assert names == wanted
+    assert [cell.name for cell in cells] != wanted
 
 
 class TestProcesses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gatelens.errors import GatelensError
+from gatelens.gate import GateSettings
 from gatelens.processes import n_processes
 from gatelens.study.cells import Cell
+from gatelens.study.cost import gate_forwards
 from gatelens.study.file import Study
 from gatelens.study.folder import Outcome, StudyFolder
 from gatelens.study.summary import Summary
@@ -88,13 +90,10 @@ class Display:
 
 
 def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
-    """All cells in this process, those of a model in a row.
-
-    Cells at which another process is at work come last: when it is done with them, or has died.
-    """
+    """All cells in this process. Those at which another is at work come last: when it is done with them, or has died."""
     begun, models = time.time(), OneModel()
     outcomes: dict[str, Outcome] = {}
-    waiting = list(study.cells)
+    waiting = running_order(study.cells)
     while waiting:
         busy: list[Cell] = []
         for cell in waiting:
@@ -110,6 +109,20 @@ def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, O
             time.sleep(_PAUSE)
         waiting = busy
     return outcomes
+
+
+def running_order(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of a model in a row; of head gating, whose cost its settings tell, the longest first.
+
+    Several processes that share the cells then end at about the same time.
+    """
+    models = list(dict.fromkeys(cell.model for cell in cells))
+
+    def place(cell: Cell) -> tuple[int, float]:
+        forwards = gate_forwards(cell.settings) if isinstance(cell.settings, GateSettings) else 0.0
+        return models.index(cell.model), -forwards
+
+    return sorted(cells, key=place)
 
 
 def _finish(study: Study, folder: StudyFolder, outcomes: Mapping[str, Outcome]) -> Summary:
