@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from copying import COPIES, SPOILS, copying_model, copying_task
+from families import VOCAB, tiny
 from scipy import stats
 
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.ablation import AblationCurve, ablation_curve, ablation_order
 from gatelens.batches import split
 from gatelens.cli import main
-from gatelens.contrast import load_contrast
+from gatelens.contrast import TwoTaskSettings, find_contrast, load_contrast
 from gatelens.gate import GateSettings, find_roles
 from gatelens.gates.responses import response_log_probs
 from gatelens.mediation import compare_runs, compare_with_patching
@@ -34,7 +36,7 @@ def roles() -> HeadRoles:
         minus[:, head.layer, head.index] = rank
     plus[:, SPOILS.layer, SPOILS.index] = 0.05
     plus[1] *= 0.9
-    return HeadRoles(plus.clone(), plus, minus, torch.zeros(3, 1, 2))
+    return HeadRoles(1 - plus, plus, minus, torch.zeros(3, 1, 2))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "random"])
@@ -114,14 +116,33 @@ def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
 
 
 def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
-    model, whole = copying_model(), copying_task(8)
-    found = fit_contrast(model, whole, copying_task(8, seed=1), ContrastSettings(seeds=1, updates=2, held_out=0.25))
-    _, held_out = split(whole, 6)
-    wanted = [
-        model.hf(torch.tensor([x.prompt_ids + x.response_ids])).logits[0].log_softmax(-1)[[2, 3], list(x.response_ids)]
-        for x in held_out.examples
-    ]
-    assert found.keep_open == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
+    model, keep = copying_model(), copying_task(8)
+    lose = replace(keep, examples=[replace(x, response_ids=x.response_ids[::-1]) for x in keep.examples])
+    found = fit_contrast(model, keep, lose, ContrastSettings(seeds=1, updates=2, held_out=0.25))
+    for task, measured in ((keep, found.keep_open), (lose, found.lose_open)):
+        wanted = [
+            model.hf(torch.tensor([x.prompt_ids + x.response_ids]))
+            .logits[0]
+            .log_softmax(-1)[[2, 3], list(x.response_ids)]
+            for x in split(task, 6)[1].examples
+        ]
+        assert measured == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
+    assert found.lose.item() != pytest.approx(found.lose_open, abs=0.1)
+
+
+def test_contrast_does_not_depend_on_how_examples_are_split_into_batches() -> None:
+    model, draw = tiny("gpt2"), random.Random(0)
+
+    def some(n: int) -> ResponseTask:
+        ids = [tuple(draw.randrange(VOCAB) for _ in range(draw.randint(4, 7))) for _ in range(n)]
+        return ResponseTask("any", 0, [Example("", "", x[:-2], x[-2:]) for x in ids])
+
+    # Random responses have about the NLL of a blind guess, so some examples are past the ceiling and some are not.
+    keep, lose, settings = some(16), some(16), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
+    one = fit_contrast(model, keep, lose, settings)
+    parts = fit_contrast(model, keep, lose, replace(settings, batch=2, accumulate=4))
+    torch.testing.assert_close(parts.gates, one.gates, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.losses, one.losses, atol=1e-5, rtol=0)
 
 
 def test_examples_are_split_by_the_seed_and_not_by_their_place() -> None:
@@ -143,12 +164,14 @@ def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
     one, two = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
     assert torch.equal(one.gates, two.gates)
     assert not torch.equal(one.keep, two.keep)
+    assert not torch.equal(one.lose, two.lose)
 
 
 def test_two_ways_of_asking_from_the_command_to_the_file(
     stories_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(tmp_path / "run")]
+    run = tmp_path / "[red]run"  # data, not a colour
+    command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(run)]
     command += ["--keep-option", "ask=instruction", "--lose-option", "ask=examples", "--n", "8"]
     command += ["--seeds", "2", "--updates", "2", "--batch", "2"]
     monkeypatch.setattr("sys.argv", command)
@@ -156,18 +179,25 @@ def test_two_ways_of_asking_from_the_command_to_the_file(
         main()
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    again = load_contrast(tmp_path / "run")
+    assert f"written to {run}" in printed
+    again = load_contrast(run)
     assert again.contrast.gates.shape[0] == 2
     assert f"{again.contrast.keep_open:+.2f} -> {again.contrast.keep.mean():+.2f}" in printed
-    rows = (tmp_path / "run" / "gates.csv").read_text().splitlines()
+    rows = (run / "gates.csv").read_text().splitlines()
     assert len(rows) == 1 + again.contrast.gates[0].numel()
-    assert not (tmp_path / "run" / "pieces").exists()
+    assert not (run / "pieces").exists()
 
 
 def test_too_few_examples_to_hold_out() -> None:
     task = copying_task(1)
     with pytest.raises(GatelensError, match="too few to hold out"):
         fit_contrast(copying_model(), task, task, ContrastSettings(seeds=1, updates=1))
+
+
+def test_a_refused_contrast_leaves_its_folder_free(stories: Model, tmp_path: Path) -> None:
+    with pytest.raises(GatelensError, match="too few to hold out"):
+        find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=2, seeds=1, updates=1), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_comparison_with_patching_is_a_t_test(roles: HeadRoles) -> None:

@@ -16,8 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from gatelens import GatelensError, Model
+from gatelens.batches import as_responses, split
 from gatelens.gate import GateSettings, find_roles, load_roles
+from gatelens.gates.responses import share_known
 from gatelens.methods.head_gating import KINDS
+from gatelens.tasks import task as make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
 SMALL = GateSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
@@ -39,6 +42,8 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
         6,
         pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
     )
+    held_out = split(as_responses(make_task("induction", stories, n=12, seed=0)), 8)[1]
+    assert again.known == found.known == pytest.approx(share_known(stories, held_out, 1.0))
     needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint

@@ -110,6 +110,12 @@ class TestNumbers:
         found = run_heads(model, prompts(), gates, source, start=capture(model, prompts()))
         torch.testing.assert_close(found, run_heads(plain, prompts(), gates, source))
 
+    def test_layers_left_on_disk_are_refused(self, saved: Path) -> None:
+        names = ("embed_tokens", "norm", "rotary_emb", *(f"layers.{layer}" for layer in range(3)))
+        device_map = {"lm_head": "cpu", **{f"model.{name}": "cpu" for name in names}, "model.layers.1": "disk"}
+        with pytest.raises(GatelensError, match=r"leaves some layers of .* on disk.* needs all of them in memory"):
+            gatelens.load(saved, device_map=device_map)
+
     def test_sharded_weights(self, tmp_path: Path) -> None:
         model = tiny("llama")
         model.hf.save_pretrained(tmp_path / "mine", max_shard_size="50KB")

@@ -72,6 +72,6 @@ def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
     for bucket in task.buckets:
         for which, tokens in zip(bucket.which.tolist(), bucket.clean.tolist(), strict=True):
             pair = task.pairs[which]
-            answer, *also = (int(answer) for answer in task.answer_ids[which] if answer >= 0)
+            answer, *also = dict.fromkeys(int(answer) for answer in task.answer_ids[which] if answer >= 0)
             examples[which] = Example(pair.clean, pair.answers[0], tuple(tokens), (answer,), tuple(also))
     return ResponseTask(task.name, task.seed, [examples[i] for i in range(len(task))], options=task.options)

@@ -17,7 +17,7 @@ from gatelens.errors import GatelensError
 from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses
 from gatelens.journal import Journal, Progress
-from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast
+from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast, hold_out
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
 from gatelens.report.figures import head_maps, save_figure
@@ -72,6 +72,7 @@ def find_contrast(
     )
     for one in (keeps, loses):
         check_responses(model, one)
+        hold_out(one, settings.held_out)  # refuses what cannot be split, before the folder is claimed
     folder, processes = None if out is None else Path(out), Processes(model.device)
     about = [{**one.spec(), "fingerprint": one.fingerprint()} for one in (keeps, loses)]
     if folder is not None and open_together(folder, request("contrast", model, settings, tasks=about), processes):

@@ -56,6 +56,11 @@ def load(
     hf, tokenizer = _read(str(what), dtype, device_map, allow_pickle)
     if device_map is None:
         hf = hf.to(my_device(device))
+    if any(weight.is_meta for weight in hf.parameters()):
+        raise GatelensError(
+            f"the device_map leaves some layers of {what} on disk or swaps them in and out: gatelens needs all of them "
+            "in memory. Take a smaller dtype, or more or larger devices."
+        )
     hf = hf.eval().requires_grad_(False)
     model = Model(_name(what), hf, tokenizer, describe(hf), source)
     if check:

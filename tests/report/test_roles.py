@@ -40,6 +40,7 @@ def test_long_names_do_not_overlap() -> None:
     tasks = ["ioi", "an-own-task-with-a-very-long-name-indeed"]
     assert faults(ablation_figure({task: {name: curves() for name in names} for task in tasks})) == []
     assert faults(head_maps({name: torch.rand(5, 4) for name in names})) == []
+    assert faults(head_maps({"gates": torch.rand(5, 4)}, f"keep {tasks[1]} (ask=examples), in {names[0]}")) == []
 
 
 def test_ablation_lines_and_bands_are_those_of_the_curves() -> None:

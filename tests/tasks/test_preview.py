@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 from gatelens.tasks import task
-from gatelens.tasks.base import CircuitTask, ResponseTask
-from gatelens.tasks.preview import preview, render
+from gatelens.tasks.base import CircuitTask, Example, ResponseTask
+from gatelens.tasks.preview import by_guessing, hardly_known, preview, render
 
 
 def shown(made: Any) -> str:
@@ -87,3 +87,26 @@ def test_a_response_task_on_a_real_model(stories: Any) -> None:
 def test_the_built_in_model_has_the_behaviour(name: str, level: float, smollm2: Any) -> None:
     made = task(name, smollm2, n=12)
     assert preview(smollm2, made).figures["answered correctly"] >= level
+
+
+def test_a_choice_that_luck_would_make_as_well_is_warned_about() -> None:
+    two_way = ResponseTask("two", 0, [Example(str(i), " x", (1,), (5 + i % 2,)) for i in range(20)])
+    assert by_guessing(two_way) == (0.5, pytest.approx(2 * (0.25 / 20) ** 0.5))
+    for share in (0.5, 0.7):  # 0.5 + 0.22
+        warning = hardly_known("small", two_way, share)
+        assert warning is not None
+        assert (
+            f"predicts {share:.0%} of the response tokens of two, hardly more than always giving the commonest"
+            in warning
+        )
+    assert hardly_known("small", two_way, 0.75) is None
+    assert "less than 50%" in str(hardly_known("small", two_way, 0.4))
+
+
+def test_what_cannot_be_guessed_has_the_level_of_all_responses() -> None:
+    same = ResponseTask("same", 0, [Example("", "", (1,), (5,))] * 20)
+    long = ResponseTask("long", 0, [Example("", "", (1,), (5, 6 + i % 2)) for i in range(20)])
+    several = ResponseTask("several", 0, [Example("", "", (1,), (5 + i % 2,), also=(8,)) for i in range(20)])
+    for one in (same, long, several):
+        assert by_guessing(one) == (0, 0)
+        assert hardly_known("small", one, 0.5) is None

@@ -39,7 +39,7 @@ def circuit(
         options = task_options(option, skip_bad)
         result = find_circuit(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(circuit_table(result))
-    console.print(f"written to {folder}", soft_wrap=True)
+    console.print(f"written to {folder}", soft_wrap=True, markup=False)
 
 
 @command("effect")

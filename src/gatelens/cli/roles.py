@@ -37,7 +37,7 @@ def gate(
         options = task_options(option, skip_bad)
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
-    console.print(f"written to {folder}", soft_wrap=True)
+    console.print(f"written to {folder}", soft_wrap=True, markup=False)
 
 
 @command("agree")
@@ -98,4 +98,4 @@ def contrast(
             progress=bars,
         )
     console.print(contrast_table(result))
-    console.print(f"written to {folder}", soft_wrap=True)
+    console.print(f"written to {folder}", soft_wrap=True, markup=False)

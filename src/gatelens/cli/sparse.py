@@ -39,7 +39,8 @@ def sparsify(
         raise GatelensError("sparsify spreads a model by `accelerate launch`, not by --device-map.")
     dense = load(model)
     run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
-    Console().print(f"written to {out}: `gatelens evaluate {out} --text ...` judges it", soft_wrap=True)
+    said = f"written to {out}: `gatelens evaluate {out} --text ...` judges it"
+    Console().print(said, soft_wrap=True, markup=False)
 
 
 @command("evaluate")

@@ -36,7 +36,8 @@ def study(
     console.print(summary.table())
     for sentence in (*summary.failures(), *summary.problems):
         print(f"gatelens: {sentence}", file=sys.stderr)
-    console.print(f"written to {folder}" + (f", report {summary.report}" if summary.report else ""), soft_wrap=True)
+    report = f", report {summary.report}" if summary.report else ""
+    console.print(f"written to {folder}{report}", soft_wrap=True, markup=False)
     if summary.failed:
         raise typer.Exit(1)
 

@@ -45,6 +45,8 @@ class FitSettings:
         for name in ("seeds", "updates", "batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**32:
+            raise GatelensError(f"seed is a whole number from 0 to {2**32 - 1}, not {self.seed}.")
         if not self.memory_gb > 0:
             raise GatelensError(f"memory_gb is above 0, not {self.memory_gb}.")
 
@@ -138,6 +140,11 @@ def _updates(
                 # Of the gates only: backward() would leave gradients on a model whose weights ask for them.
                 gradient += torch.autograd.grad(value.sum(), logits)[0]
                 losses[rows] += value.detach().cpu().float()
+        if not losses.isfinite().all():
+            raise GatelensError(
+                f"the loss of update {update} is not a finite number, so the model's logits are not: load it in a "
+                "wider dtype, or see whether its weights are whole."
+            )
         reward = logits.clamp(-schedule.clamp, schedule.clamp).mean((1, 2))
         gradient += torch.autograd.grad((-penalties * reward).sum(), logits)[0]
         logits.grad = gradient
@@ -179,7 +186,12 @@ def _shuffled(n: int, seed: int, epoch: int) -> Tensor:
 
 
 def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:
-    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,).
+    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,)."""
+    return nll(model, batch, gates, autocast).mean(1)
+
+
+def nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:
+    """Mean NLL of each example's target tokens, under each row of gates: (row, example), the examples in any order.
 
     autocast: run the model's matrix products in bfloat16; log-probabilities are float32 all the same.
     """
@@ -188,7 +200,7 @@ def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool =
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _attention_for(model, part):
             sums = response_log_probs(model, part, gates, memory_gb=None)
         means.append(sums / token_counts(part).to(sums))
-    return -torch.cat(means, 1).mean(1)
+    return -torch.cat(means, 1)
 
 
 def _parts(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
@@ -203,11 +215,13 @@ def _parts(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]
 def _attention_for(model: Model, batch: ResponseBatch) -> Iterator[None]:
     """On a CPU, short sequences go through the plain attention: the gradient of torch's fused one takes longer there.
 
-    By a quarter of a whole update of SmolLM2 at 50 tokens, and at 100; past 256 the plain one's memory counts.
+    By a quarter of a whole update of SmolLM2 at 50 tokens, and at 100; past 256 the plain one's memory counts. Not for
+    float64: the plain one computes in float32, where a float64 mask is infinite.
     """
     config = model.hf.config
     own = config._attn_implementation
-    if own == "sdpa" and model.device.type == "cpu" and batch.tokens.shape[1] <= _SHORT:
+    short = batch.tokens.shape[1] <= _SHORT and model.dtype != torch.float64
+    if own == "sdpa" and model.device.type == "cpu" and short:
         config._attn_implementation = "eager"
     try:
         yield

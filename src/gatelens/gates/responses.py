@@ -100,11 +100,10 @@ def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float, most: in
     task = replace(task, examples=task.examples[:most])
     hits = _hits(model, task, memory_gb)
     counts = torch.tensor([len(example.response_ids) for example in task.examples])
-    if warning := hardly_known(model.name, task.name, float(hits.sum() / counts.sum())):
-        worst = int((hits / counts).argmin())
-        text = task.examples[worst].prompt[-60:]
-        warnings.warn(
-            f"{warning} The first that it does not know is example {worst} (...{text!r}).",
+    if warning := hardly_known(model.name, task, float(hits.sum() / counts.sum())):
+        worst = task.examples[int((hits / counts).argmin())]
+        warnings.warn(  # which number it has is not known here: it may be one of those that were drawn for the fit
+            f"{warning} One that it does not know is {worst.response[:40]!r} after {worst.prompt[-60:]!r}.",
             GatelensWarning,
             stacklevel=3,
         )

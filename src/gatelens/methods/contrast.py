@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, mean_nll, uniform_logits
+from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, nll, uniform_logits
 from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
@@ -63,8 +63,9 @@ def fit_contrast(
 ) -> Contrast:
     """Fit gates that keep the responses of one task and lose those of the other.
 
-    The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))`` with mean NLLs per token and the ceiling at a blind guess
-    among all tokens: losing more than that is not rewarded. Both are evaluated on examples that were held out.
+    The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))``, each a mean over examples of the mean NLL per token. The
+    ceiling is a blind guess among all tokens: losing an example more than that is not rewarded. Both are evaluated on
+    examples that were held out.
     Cost: 2 forward-backwards for each update and seed.
     """
     settings = settings or ContrastSettings()
@@ -73,7 +74,7 @@ def fit_contrast(
     for whole in wholes:
         check_responses(model, whole)
         warn_if_unknown(model, whole, settings.memory_gb)
-    (kept_task, keep_test), (lost_task, lose_test) = (_hold_out(whole, settings.held_out) for whole in wholes)
+    (kept_task, keep_test), (lost_task, lose_test) = (hold_out(whole, settings.held_out) for whole in wholes)
     ceiling = math.log(model.hf.config.vocab_size)
     bfloat16 = use_bfloat16(model.device, settings.autocast)
     processes = Processes(model.device)
@@ -84,8 +85,9 @@ def fit_contrast(
         return [draw_batch(task, settings.batch, number, settings.seed) for task in (kept_task, lost_task)]
 
     def loss(number: int, gates: Tensor) -> Tensor:
-        kept, lost = (mean_nll(model, batch, gates, bfloat16) for batch in batches(number))
-        return kept + (ceiling - lost).clamp(min=0)
+        # Of each example, so that nothing depends on how examples are split into batches.
+        kept, lost = (nll(model, batch, gates, bfloat16) for batch in batches(number))
+        return kept.mean(1) + (ceiling - lost).clamp(min=0).mean(1)
 
     def at_once(number: int) -> int:
         half = settings.memory_gb / 2
@@ -111,7 +113,7 @@ def _mean_log_prob(model: Model, task: ResponseTask, gates: Tensor, settings: Co
     return sums / len(task)
 
 
-def _hold_out(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
+def hold_out(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
     """The examples to train on, and those that are held out."""
     n = round(len(task) * (1 - held_out))
     if not 0 < n < len(task):

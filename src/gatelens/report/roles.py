@@ -39,7 +39,11 @@ def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean sc
     rows, columns = shape(len(maps))
     layers, heads = (max(scores.shape[i] for scores in values.values()) for i in (0, 1))
     width, height = max(1.6, 0.1 * heads + 0.5), max(1.5, 0.09 * layers + 0.6)
-    figure = Figure(figsize=(1.2 + width * columns, 0.4 + height * rows), layout="constrained")
+    across = 1.2 + width * columns
+    titled = wrapped(shown(title), across - 0.2, size=11)
+    down = 0.4 + height * rows + 0.2 * titled.count("\n")
+    figure = Figure(figsize=(across, down), layout="constrained")
+    figure.suptitle(titled)
     axes = panel_axes(figure, len(maps), sharey=True)
     for axis, (name, scores) in zip(axes, values.items(), strict=True):
         image = axis.imshow(
@@ -51,7 +55,6 @@ def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean sc
     figure.supxlabel("head")
     figure.supylabel("layer")
     figure.colorbar(image, ax=axes, label=shown(label), fraction=0.05, pad=0.02)
-    figure.suptitle(shown(title))
     return figure
 
 

@@ -1,5 +1,6 @@
 """What a user sees of tasks before running anything: the list, and how well a model does on one of them."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,17 +127,33 @@ def _response(model: Runnable, task: ResponseTask, show: int) -> Preview:
         "response tokens predicted": tokens,
         "log-probability of a response": sum(scores.sum().item() for _, _, scores in said.values()) / len(task),
     }
-    return Preview(task.name, model.name, len(task), figures, shown, hardly_known(model.name, task.name, tokens))
+    return Preview(task.name, model.name, len(task), figures, shown, hardly_known(model.name, task, tokens))
 
 
-def hardly_known(model: str, task: str, share: float) -> str | None:
-    """A warning, where the model's own first choices are too small a share of the response tokens."""
-    if share >= TOKEN_LEVEL:
+def hardly_known(model: str, task: ResponseTask, share: float) -> str | None:
+    """A warning, where the model's own first choices are too small a share of the response tokens, or luck would do."""
+    guessed, luck = by_guessing(task)
+    if share < TOKEN_LEVEL:
+        less = f"less than {TOKEN_LEVEL:.0%}"
+    elif share <= guessed + luck:
+        less = f"hardly more than always giving the commonest response ({guessed:.0%}, by luck {guessed + luck:.0%})"
+    else:
         return None
     return (
-        f"{model} predicts {share:.0%} of the response tokens of {task}, less than {TOKEN_LEVEL:.0%}: it hardly has "
-        "the behaviour, so the roles of its heads mean little."
+        f"{model} predicts {share:.0%} of the response tokens of {task.name}, {less}: it hardly has the behaviour, so "
+        "the roles of its heads mean little."
     )
+
+
+def by_guessing(task: ResponseTask) -> tuple[float, float]:
+    """The share of responses that are the commonest one, and what luck may add: two standard errors. A choice between
+    few responses, all of one token, can be guessed so; other responses cannot: 0 and 0.
+    """
+    said = Counter(example.response_ids for example in task.examples if not example.also)
+    if len(said) < 2 or said.total() < len(task) or any(len(ids) > 1 for ids in said):
+        return 0.0, 0.0
+    share = said.most_common(1)[0][1] / len(task)
+    return share, 2 * math.sqrt(share * (1 - share) / len(task))
 
 
 def _responses(model: Runnable, task: ResponseTask) -> Iterator[tuple[int, Tensor, Tensor]]:
