@@ -90,7 +90,7 @@ class Display:
 
 
 def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
-    """All cells in this process. Those at which another is at work come last: when it is done with them, or has died."""
+    """All cells in this process. Cells that another works at come last: when it is done with them, or has died."""
     begun, models = time.time(), OneModel()
     outcomes: dict[str, Outcome] = {}
     waiting = running_order(study.cells)
