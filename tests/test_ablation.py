@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from copying import COPIES, SPOILS, copying_model, copying_task
-from families import VOCAB, tiny
 from scipy import stats
 
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
@@ -131,16 +129,12 @@ def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
 
 
 def test_contrast_does_not_depend_on_how_examples_are_split_into_batches() -> None:
-    model, draw = tiny("gpt2"), random.Random(0)
-
-    def some(n: int) -> ResponseTask:
-        ids = [tuple(draw.randrange(VOCAB) for _ in range(draw.randint(4, 7))) for _ in range(n)]
-        return ResponseTask("any", 0, [Example("", "", x[:-2], x[-2:]) for x in ids])
-
-    # Random responses have about the NLL of a blind guess, so some examples are past the ceiling and some are not.
-    keep, lose, settings = some(16), some(16), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
-    one = fit_contrast(model, keep, lose, settings)
-    parts = fit_contrast(model, keep, lose, replace(settings, batch=2, accumulate=4))
+    # Every second response to lose is wrong, and lost from the start: past the ceiling, which the others are not.
+    keep = copying_task(16)
+    turned = [replace(x, response_ids=x.response_ids[:: (-1) ** i]) for i, x in enumerate(keep.examples)]
+    lose, settings = replace(keep, examples=turned), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
+    one = fit_contrast(copying_model(), keep, lose, settings)
+    parts = fit_contrast(copying_model(), keep, lose, replace(settings, batch=2, accumulate=4))
     torch.testing.assert_close(parts.gates, one.gates, atol=1e-5, rtol=0)
     torch.testing.assert_close(parts.losses, one.losses, atol=1e-5, rtol=0)
 
@@ -242,3 +236,5 @@ def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
     find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
     with pytest.raises(GatelensError, match="holds no patched heads"):
         compare_runs(tmp_path / "g", tmp_path / "e")
+    with pytest.raises(GatelensError, match="c holds no head roles: `gatelens gate"):
+        compare_runs(tmp_path / "c", tmp_path / "g")

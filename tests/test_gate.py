@@ -42,13 +42,21 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
         6,
         pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
     )
-    held_out = split(as_responses(make_task("induction", stories, n=12, seed=0)), 8)[1]
-    assert again.known == found.known == pytest.approx(share_known(stories, held_out, 1.0))
+    assert again.known == found.known
     needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
     for name in ("roles", "ablation"):
         assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+
+
+def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:
+    found = find_roles(stories, "syntax", GateSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
+    fitted, held_out = (
+        share_known(stories, part, 1.0) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
+    )
+    assert found.known == pytest.approx(held_out)
+    assert fitted != pytest.approx(held_out)
 
 
 def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:

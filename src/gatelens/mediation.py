@@ -31,6 +31,8 @@ class Agreement:
 def compare_runs(gates: str | Path, patching: str | Path, k: int = 10) -> Agreement:
     """`compare_with_patching` of saved runs: of ``gatelens gate``, and of ``gatelens circuit --method patching``."""
     gates, patching = Path(gates), Path(patching)
+    if read_json(gates / ASKED).get("kind") != "gate":
+        raise GatelensError(f"{gates} holds no head roles: `gatelens gate MODEL TASK` makes such a run.")
     roles, there = load_roles(gates).roles, read_json(patching / RESULT)
     settings = there.get("settings", {})
     if (settings.get("level"), settings.get("method")) != ("heads", "patching"):
