@@ -98,16 +98,18 @@ def circuit_table(result: CircuitResult) -> Table:
 def roles_table(result: GateResult) -> Table:
     """How many heads are of each kind, in each seed, in all and in any, and what ablating them does to the response."""
     most = int(result.curves[0].ablated[-1])
-    title = f"{escape(result.task)} in {escape(result.model)}: roles of heads"
+    seeds = len(result.roles.plus)
+    title = f"{escape(result.task)} in {escape(result.model)}: roles of heads, {seeds} seed{'s' * (seeds > 1)}"
     known = None if result.known is None else f"{result.known:.0%} of the held-out response tokens are its first choice"
     change = f"change in log p, {most} ablated"
-    table = Table("kind", "heads of it", "in all seeds", "in any seed", change, title=title, caption=known)
+    table = Table("kind", "heads", "in all", "in any", change, title=title, caption=known)
     summary = result.roles.summary()
     for curve in result.curves:
         shares = [f"{share:.0%}" for share in summary.get(curve.kind, {}).values()] or ["-", "-"]
         fewest, most = int(curve.heads.min()), int(curve.heads.max())
         heads = "-" if curve.kind == "random" else f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        change = f"{curve.change[-1]:+.2f}  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})"
+        band = f"  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})" if seeds > 1 else ""
+        change = f"{curve.change[-1]:+.2f}{band}"
         table.add_row(curve.kind, heads, *shares, change)
     return table
 
