@@ -2,19 +2,21 @@
 
     python examples/half_open_heads.py results/head-ablation-smollm2/cells/roles-math-smollm2 50
 
-Prints the log-probability of the held-out responses, mean over examples, for each seed. Heads that do best as fitted
-are best half open: they neither interfere nor are they irrelevant.
+Prints, for each seed, the log-probability of the held-out responses (mean over examples) with each group of heads
+forced together, and how many heads of the group are best closed, as fitted or open when forced one at a time.
 """
 
 import sys
 
 import torch
+from torch import Tensor
 
 import gatelens as gl
 from gatelens.ablation import ablation_order, forced
 from gatelens.batches import as_responses, split
 from gatelens.gate import load_roles
 from gatelens.gates.responses import response_log_probs
+from gatelens.tasks.base import ResponseTask
 
 
 def main(folder: str, most: int) -> None:
@@ -25,18 +27,25 @@ def main(folder: str, most: int) -> None:
     for seed, plus in enumerate(run.roles.plus):
         order = ablation_order(run.roles, "interference", seed)
         count = int(run.roles.of_kind("interference")[seed].sum())
-        rows = [plus, *(forced(plus, heads, x) for heads in (order[:count], order[count:most]) for x in (0.0, 1.0))]
-        sums = torch.zeros(len(rows))
-        with torch.no_grad():
-            for batch in held_out.batches(4):
-                sums += response_log_probs(model, batch, torch.stack(rows)).sum(1)
-        fitted, closed, opened, next_closed, next_opened = (sums / len(held_out)).tolist()
-        gates = plus.flatten()[order[count:most]]
-        print(
-            f"seed {seed}: as fitted {fitted:.1f}; the {count} interfering heads at 0 {closed:.1f}, at 1 {opened:.1f}; "
-            f"the next, up to {most}, with gates from {gates.min():.2f} to {gates.max():.2f}, at 0 {next_closed:.1f}, "
-            f"at 1 {next_opened:.1f}"
-        )
+        for what, heads in (("interfering", order[:count]), ("next in order", order[count:most])):
+            groups = [heads, *heads.split(1)]  # all together, then each alone
+            rows = [plus, *(forced(plus, group, value) for group in groups for value in (0.0, 1.0))]
+            found = mean_log_probs(model, held_out, torch.stack(rows))
+            fitted, ends = found[0], found[1:].view(-1, 2)  # (group, closed or open)
+            best = torch.cat([ends[1:], fitted.expand(len(heads), 1)], 1).argmax(1).bincount(minlength=3).tolist()
+            print(
+                f"seed {seed}, {len(heads)} {what}, gates {plus.flatten()[heads].min():.2f} to "
+                f"{plus.flatten()[heads].max():.2f}: log p {ends[0, 0]:.1f} closed, {fitted:.1f} as fitted, "
+                f"{ends[0, 1]:.1f} open; one at a time best closed {best[0]}, as fitted {best[2]}, open {best[1]}",
+                flush=True,
+            )
+
+
+def mean_log_probs(model: gl.Model, task: ResponseTask, gates: Tensor) -> Tensor:
+    """Log-probability of a response, mean over examples, under each row of gates: (row,)."""
+    with torch.no_grad():
+        sums = [response_log_probs(model, batch, gates).sum(1) for batch in task.batches(4)]
+    return torch.stack(sums).sum(0) / len(task)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 (autocast): half the time, where the processor has instructions for them."""
+"""Matrix products in bfloat16 (autocast): faster than float32, where the processor has instructions for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatelens.errors import GatelensWarning
 def use_bfloat16(device: torch.device, asked: bool) -> bool:
     """Whether to run matrix products in bfloat16: if that is asked for, unless a CPU would have to imitate them.
 
-    That takes ten times as long as float32, and fifty for gradients: float32 is then used instead, with a warning.
+    Float32, which is faster than that, is then used instead, with a warning.
     """
     if asked and device.type == "cpu" and not _cpu_has_bfloat16():
         warnings.warn(
