@@ -191,6 +191,10 @@ def test_too_few_examples_to_hold_out() -> None:
 def test_a_refused_contrast_leaves_its_folder_free(stories: Model, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="too few to hold out"):
         find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=2, seeds=1, updates=1), out=tmp_path / "run")
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 5)
+    with pytest.raises(GatelensError, match="5 examples, fewer than the 8 asked for"):
+        find_contrast(stories, "syntax", str(own), TwoTaskSettings(n=8, seeds=1, updates=1), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

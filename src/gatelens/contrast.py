@@ -71,6 +71,10 @@ def find_contrast(
         for name, options in ((keep, keep_options), (lose, lose_options))
     )
     for one in (keeps, loses):
+        if len(one) < settings.n:
+            raise GatelensError(
+                f"{one.name} has {len(one)} examples, fewer than the {settings.n} asked for: ask for less."
+            )
         check_responses(model, one)
         hold_out(one, settings.held_out)  # refuses what cannot be split, before the folder is claimed
     folder, processes = None if out is None else Path(out), Processes(model.device)

@@ -94,6 +94,26 @@ def test_bad_lines_can_be_left_out(file: Path, gpt2: Any, caplog: pytest.LogCapt
     assert from_spec(made.spec(), like_model(gpt2)).fingerprint() == made.fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "tokens"),
+    [
+        ({"prompt": "The cat sat on", "response": " the"}, {"prompt": "The cat sat on", "response": " the mat"}, 6),
+        (GOOD, {**GOOD, "clean": "So the cat sat on the", "corrupt": "So the dog sat on the"}, 6),
+    ],
+)
+def test_a_line_that_the_model_cannot_read_is_a_bad_one(
+    short: Any, long: Any, tokens: int, file: Path, gpt2: Any
+) -> None:
+    model = like_model(gpt2)
+    model.context = tokens - 1
+    write(file, short, long, short)
+    with pytest.raises(GatelensError, match=f"line 2: {tokens} tokens, and the model reads {tokens - 1}"):
+        task(file, model)
+    assert len(task(file, model, skip_bad=True)) == 2
+    model.context = tokens
+    assert len(task(file, model)) == 3
+
+
 def test_all_bad_lines_are_an_error_even_so(file: Path, gpt2: Any) -> None:
     with pytest.raises(GatelensError, match=r"12 of 12 lines are bad(.|\n)*and 2 more"):
         task(write(file, *["x"] * 12), like_model(gpt2), skip_bad=True)

@@ -170,7 +170,7 @@ def task(
         from gatelens.tasks.own import read
 
         _check_options(str(name), options, ("skip_bad",))
-        return read(model.tokenizer, str(name), n, seed, **options)
+        return read(model.tokenizer, str(name), n, seed, context=getattr(model, "context", None), **options)
     close = difflib.get_close_matches(str(name), TASKS, 1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     raise GatelensError(

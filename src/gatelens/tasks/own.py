@@ -6,7 +6,7 @@ Every line is checked, and a bad one is reported with its number.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,24 +20,31 @@ RESPONSE_KEYS = ("prompt", "response")
 SHOWN = 10
 
 Item = TypeVar("Item")
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=Sized)
 log = logging.getLogger(__name__)
 
 
 def read(
-    tokenizer: Tokenizer, path: str, n: int | None = None, seed: int = 0, *, skip_bad: bool = False
+    tokenizer: Tokenizer,
+    path: str,
+    n: int | None = None,
+    seed: int = 0,
+    *,
+    skip_bad: bool = False,
+    context: int | None = None,
 ) -> CircuitTask | ResponseTask:
     """The task in the file: all its good lines in their order, at most the first n; `seed` changes nothing.
 
     A bad line is an error, unless `skip_bad`: then the good lines are used and a warning says how many were not.
+    context: how many tokens the model reads; a longer line is a bad one.
     """
     lines = _lines(path)
     if not lines:
         raise GatelensError(f"{path} has no lines: write one JSON object a line with {_keys()}.")
     if _is_response(lines):
-        _, rows = _good(path, lines, _item, lambda items: examples(tokenizer, items), skip_bad, n)
+        _, rows = _good(path, lines, _item, lambda items: examples(tokenizer, items), skip_bad, n, context)
         return ResponseTask(path, seed, rows, tokenizer.pad_token_id or 0, {"skip_bad": skip_bad})
-    pairs, tokens = _good(path, lines, _pair, lambda items: tokenise(tokenizer, items), skip_bad, n)
+    pairs, tokens = _good(path, lines, _pair, lambda items: tokenise(tokenizer, items), skip_bad, n, context)
     return from_tokens(path, seed, pairs, tokens, skip_bad=skip_bad)
 
 
@@ -57,6 +64,7 @@ def _good(
     fit: Callable[[list[Item]], tuple[list[Row | None], dict[int, str]]],
     skip_bad: bool,
     n: int | None,
+    context: int | None,
 ) -> tuple[list[Item], list[Row]]:
     """The good lines as text and as tokens, the first n of them; bad ones are an error or a warning."""
     bad: dict[int, str] = {}
@@ -69,7 +77,12 @@ def _good(
     rows, problems = fit(list(items.values()))
     numbers = list(items)
     bad |= {numbers[i]: problem for i, problem in problems.items()}
-    good = [(items[number], row) for number, row in zip(numbers, rows, strict=True) if row is not None]
+    good = []
+    for number, row in zip(numbers, rows, strict=True):
+        if row is not None and context is not None and len(row) > context:
+            bad[number] = f"{len(row)} tokens, and the model reads {context}"
+        elif row is not None:
+            good.append((items[number], row))
     _report(path, len(lines), bad, skip_bad)
     return [item for item, _ in good[:n]], [row for _, row in good[:n]]
 

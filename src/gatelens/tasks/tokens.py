@@ -49,6 +49,9 @@ class PairTokens:
     answers: list[int]
     wrong: list[int]
 
+    def __len__(self) -> int:
+        return len(self.clean)
+
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, in one call of the tokenizer."""
