@@ -26,7 +26,7 @@ def main(folder: str, most: int) -> None:
     _, held_out = split(whole, settings.n)
     for seed, plus in enumerate(run.roles.plus):
         order = ablation_order(run.roles, "interference", seed)
-        count = int(run.roles.of_kind("interference")[seed].sum())
+        count = int(run.roles.is_kind("interference")[seed].sum())
         for what, heads in (("interfering", order[:count]), ("next in order", order[count:most])):
             groups = [heads, *heads.split(1)]  # all together, then each alone
             rows = [plus, *(forced(plus, group, value) for group in groups for value in (0.0, 1.0))]

@@ -60,8 +60,32 @@ def test_a_curve_tells_how_many_ablated_heads_are_of_its_kind(roles: HeadRoles) 
     curve = ablation_curve(copying_model(), copying_task(2), changed, "interference", most=3)
     assert curve.heads.tolist() == [1, 2]
     assert curve.of_kind.tolist() == [0.0, 1.0, 1.5, 1.5]
+    assert curve.own is not None
+    assert torch.equal(curve.own, curve.changes[[0, 1], [1, 2]])
+    assert curve.own[0] != curve.changes[0, 2]  # which the head that follows would change
     anything = ablation_curve(copying_model(), copying_task(2), changed, "random", most=3)
     assert anything.of_kind.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("most", "every", "ends"), [(3, 3, [1, 2]), (1, 1, [1, 1])])
+def test_a_kind_s_own_heads_are_ablated_whatever_the_points(
+    roles: HeadRoles, most: int, every: int, ends: list[int]
+) -> None:
+    plus = roles.plus.clone()
+    plus[1, 1, 3] = 0.5  # so that there are one interfering head and two
+    changed = replace(roles, plus=plus)
+    model, task = copying_model(), copying_task(2)
+    own = ablation_curve(model, task, changed, "interference", most, every=every).own
+    by_one = ablation_curve(model, task, changed, "interference", most=3).changes
+    assert own is not None
+    torch.testing.assert_close(own, by_one[[0, 1], ends])
+
+
+def test_a_kind_without_heads_changes_nothing(roles: HeadRoles) -> None:
+    open_ = replace(roles, plus=torch.full_like(roles.plus, 0.9))
+    own = ablation_curve(copying_model(), copying_task(2), open_, "interference", most=3).own
+    assert own is not None
+    assert own.tolist() == [0.0, 0.0]
 
 
 def test_each_kind_does_what_its_name_says(roles: HeadRoles) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from gatelens import GatelensError, Model
@@ -20,6 +23,7 @@ from gatelens.batches import as_responses, split
 from gatelens.gate import GateSettings, find_roles, load_roles
 from gatelens.gates.responses import share_known
 from gatelens.methods.head_gating import KINDS
+from gatelens.show import roles_table
 from gatelens.tasks import task as make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
@@ -43,11 +47,26 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
         pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
     )
     assert again.known == found.known
+    for before, after in zip(found.curves, again.curves, strict=True):
+        assert before.own is not None
+        assert after.own is not None
+        assert torch.equal(before.own, after.own)
     needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
     for name in ("roles", "ablation"):
         assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+
+
+def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(stories: Model) -> None:
+    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
+    curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in found.curves]
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    assert "just these" not in printed.getvalue()
+    curves[2] = replace(curves[2], heads=torch.tensor([3, 6]))
+    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    assert printed.getvalue().count("+1.50  with just these heads") == 1
 
 
 def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:

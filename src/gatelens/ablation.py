@@ -30,6 +30,7 @@ class AblationCurve:
     ablated: Tensor  # (point,) heads forced to 0
     changes: Tensor  # (seed, point)
     heads: Tensor  # (seed,) how many heads are of this kind (a score of 0.5 or more); of a random order, all
+    own: Tensor | None = None  # (seed,) the change with just these ablated, or as many of them as at the last point
 
     @property
     def change(self) -> Tensor:
@@ -73,8 +74,8 @@ def ablation_curve(
     """Force the first n heads of a kind's ranking to 0 against forcing them to 1, everything else at G+, n = 0..most.
 
     kind: facilitation, irrelevance, interference, or ``random`` for a random order: the baseline.
-    every: evaluate each so many n. Cost: 2 forwards for each n above 0 and seed; started by `accelerate launch`, every
-    process does its share.
+    every: evaluate each so many n. Where fewer than `most` heads are of the kind, just these are ablated too.
+    Cost: 2 forwards for each n above 0 and seed; started by `accelerate launch`, every process does its share.
     """
     journal = journal or Journal()
     n_heads = model.n_layers * model.n_heads
@@ -83,6 +84,7 @@ def ablation_curve(
     if every < 1:
         raise GatelensError(f"every is at least 1, not {every}.")
     points = sorted({*range(0, most + 1, every), most})
+    heads = count_of_kind(roles, kind)
     orders = [ablation_order(roles, kind, seed) for seed in range(len(roles.plus))]
     responses = as_responses(task)
     check_responses(model, responses)
@@ -92,25 +94,30 @@ def ablation_curve(
     mine = processes.share(len(pieces))
     journal.begin(f"ablate {kind}", len(mine))
 
-    def change(order: Tensor, plus: Tensor, part: ResponseBatch) -> Tensor:
-        """Sum over the batch's examples: (point,). With no head ablated nothing changes, which takes no forward."""
-        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in points[1:]])
-        with torch.no_grad():
-            ablated, retained = response_log_probs(model, part, rows, memory_gb=memory_gb).chunk(2)
-        changes = (ablated - retained).sum(1)
-        return torch.cat([changes.new_zeros(1), changes])
+    def change(seed: int, part: ResponseBatch) -> Tensor:
+        """Sum over the batch's examples: (point + 1,), the last with the kind's own heads ablated.
 
-    sums = torch.zeros(len(mine), len(points))
+        With no head ablated nothing changes, which takes no forward.
+        """
+        wanted = [*points, min(int(heads[seed]), most)]
+        counts = sorted({*wanted} - {0})
+        gates = [forced(roles.plus[seed], orders[seed][:n], value) for value in (0.0, 1.0) for n in counts]
+        with torch.no_grad():
+            ablated, retained = response_log_probs(model, part, torch.stack(gates), memory_gb=memory_gb).chunk(2)
+        changes = (ablated - retained).sum(1)
+        return torch.cat([changes.new_zeros(1), changes])[[[0, *counts].index(n) for n in wanted]]
+
+    width = len(points) + 1
+    sums = torch.zeros(len(mine), width)
     for row, (seed, i) in enumerate(pieces[number] for number in mine):
-        compute = partial(change, orders[seed], roles.plus[seed], batches[i])
-        sums[row] = journal.piece(f"{kind}-{seed}-{i}", compute, (len(points),))
-    changes = processes.gather(sums, len(pieces)).view(len(orders), len(batches), len(points)).sum(1)
-    return AblationCurve(kind, torch.tensor(points), changes / len(responses), count_of_kind(roles, kind))
+        sums[row] = journal.piece(f"{kind}-{seed}-{i}", partial(change, seed, batches[i]), (width,))
+    means = processes.gather(sums, len(pieces)).view(len(orders), len(batches), width).sum(1) / len(responses)
+    return AblationCurve(kind, torch.tensor(points), means[:, :-1], heads, means[:, -1])
 
 
 def count_of_kind(roles: HeadRoles, kind: str) -> Tensor:
     """How many heads are of a kind: (seed,). A random order has no kind, so all of them are."""
-    marked = torch.ones_like(roles.plus, dtype=torch.bool) if kind == "random" else roles.of_kind(kind)
+    marked = torch.ones_like(roles.plus, dtype=torch.bool) if kind == "random" else roles.is_kind(kind)
     return marked.flatten(1).sum(1)
 
 

@@ -121,10 +121,16 @@ def load_roles(folder: str | Path) -> GateResult:
         settings = about["settings"] | {key: tuple(about["settings"][key]) for key in ("first_rate", "second_rate")}
         roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
         curves = [
-            AblationCurve(kind, tensors["ablated"].long(), tensors[f"changes.{kind}"], count_of_kind(roles, kind))
+            AblationCurve(
+                kind,
+                tensors["ablated"].long(),
+                tensors[f"changes.{kind}"],
+                count_of_kind(roles, kind),
+                tensors.get(f"own.{kind}"),  # runs of an earlier version do not have it, or say what is known
+            )
             for kind in (*KINDS, "random")
         ]
-        known, seconds = about.get("known"), about["seconds"]  # runs of an earlier version do not say what is known
+        known, seconds = about.get("known"), about["seconds"]
         return GateResult(about["model"], about["task"], GateSettings(**settings), roles, curves, known, seconds)
     except (KeyError, TypeError) as error:
         raise GatelensError(f"{folder} holds no head roles of this version ({error}): run it again.") from error
@@ -138,6 +144,7 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
             **{name: getattr(roles, name) for name in (*KINDS, "gates", "plus", "minus", "losses")},
             "ablated": curves[0].ablated,
             **{f"changes.{curve.kind}": curve.changes for curve in curves},
+            **{f"own.{curve.kind}": curve.own for curve in curves if curve.own is not None},
         },
     )
     with (folder / "roles.csv").open("w", newline="") as file:
@@ -167,6 +174,9 @@ def _save(result: GateResult, model: Model, folder: Path) -> None:
             "heads of each kind": {curve.kind: curve.heads.tolist() for curve in curves if curve.kind in KINDS},
             "known": result.known,
             "change at the end": {curve.kind: float(curve.change[-1]) for curve in curves},
+            "change of their own heads": {
+                curve.kind: float(curve.own.mean()) for curve in curves if curve.own is not None
+            },
             "seconds": result.seconds,
         },
     )

@@ -97,11 +97,11 @@ def circuit_table(result: CircuitResult) -> Table:
 
 def roles_table(result: GateResult) -> Table:
     """How many heads are of each kind, in each seed, in all and in any, and what ablating them does to the response."""
-    most = int(result.curves[0].ablated[-1])
+    ablated = int(result.curves[0].ablated[-1])
     seeds = len(result.roles.plus)
     title = f"{escape(result.task)} in {escape(result.model)}: roles of heads, {seeds} seed{'s' * (seeds > 1)}"
     known = None if result.known is None else f"{result.known:.0%} of the held-out response tokens are its first choice"
-    change = f"change in log p, {most} ablated"
+    change = f"change in log p, {ablated} ablated"
     table = Table("kind", "heads", "in all", "in any", change, title=title, caption=known)
     summary = result.roles.summary()
     for curve in result.curves:
@@ -110,6 +110,8 @@ def roles_table(result: GateResult) -> Table:
         heads = "-" if curve.kind == "random" else f"{fewest}" if fewest == most else f"{fewest} to {most}"
         band = f"  ({curve.low[-1]:+.2f} to {curve.high[-1]:+.2f})" if seeds > 1 else ""
         change = f"{curve.change[-1]:+.2f}{band}"
+        if curve.own is not None and fewest < ablated:  # past these the order goes on with heads of no such kind
+            change += f"\n{curve.own.mean():+.2f}  with just these heads"
         table.add_row(curve.kind, heads, *shares, change)
     return table
 

@@ -35,6 +35,18 @@ def test_the_ablation_figure_is_a_grid_of_tasks_and_models(n_tasks: int, n_model
     assert faults(figure) == []
 
 
+def test_a_dot_shows_what_just_the_heads_of_a_kind_do_where_they_run_out() -> None:
+    own = torch.tensor([1.0, 2.0])
+    few = [replace(curve, heads=torch.tensor([10, 90]), own=own) for curve in curves()]
+    lines = {line.get_label(): line for line in ablation_figure({"syntax": {"model": few}}).axes[0].get_lines()}
+    dot = lines["_own interference"]
+    assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([30.0], [1.5])  # of the 90 only 50 are ablated
+    assert "_own random" not in lines
+    enough = [replace(curve, own=own) for curve in curves()]
+    axis = ablation_figure({"syntax": {"model": enough}}).axes[0]
+    assert not [line for line in axis.get_lines() if line.get_label().startswith("_own")]
+
+
 def test_long_names_do_not_overlap() -> None:
     names = ["HuggingFaceTB/SmolLM2-135M-Instruct", "sparse-HuggingFaceTB/SmolLM2-135M-Instruct"]
     tasks = ["ioi", "an-own-task-with-a-very-long-name-indeed"]

@@ -75,13 +75,13 @@ class HeadRoles:
         scores: Tensor = getattr(self, name)
         return scores
 
-    def of_kind(self, name: str) -> Tensor:
+    def is_kind(self, name: str) -> Tensor:
         """Which heads are of a kind, at or above 0.5: bool, (seed, layer, head)."""
         return self.kind(name) >= 0.5
 
     def summary(self) -> dict[str, dict[str, float]]:
         """For each kind the share of heads at or above 0.5 in all seeds, and in any seed."""
-        marked = {name: self.of_kind(name) for name in KINDS}
+        marked = {name: self.is_kind(name) for name in KINDS}
         return {
             name: {"all seeds": float(m.all(0).float().mean()), "any seed": float(m.any(0).float().mean())}
             for name, m in marked.items()

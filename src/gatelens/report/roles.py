@@ -63,8 +63,8 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     """Change in log-probability against ablated heads: ``grid[task][model]`` is a panel of curves with bands.
 
     Rows are tasks, named at the right, and share their y scale; columns are models. The random order is a thin grey
-    line. A line is thin from where, in some seed, there are no more heads of its kind. A task may lack a model: its
-    panel says so.
+    line. A line is thin from where, in some seed, there are no more heads of its kind; a dot then shows the change with
+    just these heads ablated. A task may lack a model: its panel says so.
     """
     models = list(dict.fromkeys(model for cells in grid.values() for model in cells))
     if not models:
@@ -85,7 +85,9 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
     thin = any(_of_kind(curve) < len(curve.ablated) for curve in every)
-    figure.supxlabel("Number of Ablated Heads" + ("\n(thin: past the heads of this kind)" if thin else ""))
+    figure.supxlabel(
+        "Number of Ablated Heads" + ("\n(thin: past the heads of this kind; dot: just these heads)" if thin else "")
+    )
     figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")
     return figure
 
@@ -105,6 +107,9 @@ def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
         axis.plot(x[:end], y[:end], line, color=colour, label=curve.kind)
         if end < len(x):
             axis.plot(x[end - 1 :], y[end - 1 :], line, color=colour, label=f"_past {curve.kind}", linewidth=_THIN)
+            if curve.own is not None:  # (seed,), with another number of heads in each
+                own_heads = curve.heads.clamp(max=x[-1]).float().mean()
+                axis.plot([own_heads], [curve.own.mean()], "o", color=colour, label=f"_own {curve.kind}", markersize=4)
         axis.fill_between(x, curve.low.numpy(), curve.high.numpy(), color=colour, alpha=0.2, linewidth=0)
     if not curves:
         axis.text(0.5, 0.5, "no result", transform=axis.transAxes, ha="center", va="center", color="0.5")

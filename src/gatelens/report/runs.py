@@ -169,7 +169,9 @@ def _gate_run(folder: Path, asked: dict[str, Any]) -> GateRun:
     _check_names(folder, result.model, result.task)
     _check_head_map(folder, result.roles.plus.mean(0))
     for curve in result.curves:
-        if curve.changes.shape[1:] != curve.ablated.shape or not bool(curve.changes.isfinite().all()):
+        own = [] if curve.own is None else [curve.own]
+        fits = curve.changes.shape[1:] == curve.ablated.shape and all(x.shape == curve.changes.shape[:1] for x in own)
+        if not fits or not all(bool(x.isfinite().all()) for x in (curve.changes, *own)):
             raise GatelensError(f"{folder} holds ablations that cannot be drawn: run it again.")
     return GateRun(folder, asked, result, _is_sparse(read_json(folder / RESULT)))
 
