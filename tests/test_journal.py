@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.journal import Journal
+from gatelens.journal import Clock, Journal
 
 
 def refuse() -> Tensor:
@@ -98,3 +98,24 @@ def test_a_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_clock_of_a_run_goes_on_where_its_earlier_start_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("gatelens.journal.time.monotonic", lambda: now)
+    said: list[object] = []
+    first = Clock(tmp_path / "pieces", lambda *what: said.append(what))
+    journal = Journal(tmp_path / "pieces" / "seed-0", first)
+    now = 107.0
+    journal.piece("a", lambda: torch.zeros(1))
+    now = 150.0  # killed here: nothing was kept since 107
+    again = Clock(tmp_path / "pieces")
+    assert again.seconds == 7.0
+    now = 152.0
+    assert again.seconds == 9.0
+    assert said == [("", 1, 0)]
+    (tmp_path / "pieces" / "seconds.json").write_text("[]")
+    assert Clock(tmp_path / "pieces").seconds == 0.0
+    assert Clock().seconds == 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from gatelens.gates.edges import edge_numbers
 from gatelens.gates.runs import gradient_numbers
 from gatelens.gates.sparse import is_sparse
 from gatelens.graph import Graph
-from gatelens.journal import Journal, Progress
+from gatelens.journal import Clock, Journal, Progress
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model import Model
@@ -100,9 +99,10 @@ def find_circuit(
     task: a name or a JSON-lines file; options: the task's own, such as ``corruption``.
     """
     settings = settings or CircuitSettings()
-    begun = time.monotonic()
     tasks = _tasks(model, task, settings, options or {})
     folder = None if out is None else Path(out)
+    pieces = None if folder is None else folder / "pieces"
+    clock = Clock(pieces, progress)
     about = {**tasks[0].spec(), "fingerprints": [one.fingerprint() for one in tasks]}
     if folder is not None and open_folder(folder, request("circuit", model, settings, task=about)):
         return load_circuit(folder)
@@ -110,7 +110,7 @@ def find_circuit(
     def journal(name: str) -> Journal:
         # Pieces are batches, which another budget of memory would cut otherwise.
         budget = f"{settings.memory_gb:g}-gb"
-        return Journal(None if folder is None else folder / "pieces" / budget / name, progress)
+        return Journal(None if pieces is None else pieces / budget / name, clock)
 
     journals = [journal(f"seed-{one.seed}") for one in tasks]
     # 1. A score for every gate.
@@ -124,8 +124,7 @@ def find_circuit(
     curve = pool(curves)
     # 3. What speaks for it.
     validity = _validate(model, tasks, scores, curves, curve, settings, journal("validity"))
-    seconds = time.monotonic() - begun
-    result = CircuitResult(model.name, tasks[0].name, settings, scores, curve, validity, seconds)
+    result = CircuitResult(model.name, tasks[0].name, settings, scores, curve, validity, clock.seconds)
     if folder is not None:
         _save(result, model, tasks[0], folder)
     return result

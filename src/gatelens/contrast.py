@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
 from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses
-from gatelens.journal import Journal, Progress
+from gatelens.journal import Clock, Journal, Progress
 from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast, hold_out
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
@@ -65,7 +64,6 @@ def find_contrast(
     Started by `accelerate launch`, the processes share the seeds, and the main one writes the folder.
     """
     settings = settings or TwoTaskSettings()
-    begun = time.monotonic()
     keeps, loses = (
         as_responses(make_task(name, model, n=settings.n, seed=settings.seed, **(options or {})))
         for name, options in ((keep, keep_options), (lose, lose_options))
@@ -78,13 +76,15 @@ def find_contrast(
         check_responses(model, one)
         hold_out(one, settings.held_out)  # refuses what cannot be split, before the folder is claimed
     folder, processes = None if out is None else Path(out), Processes(model.device)
+    pieces = None if folder is None else folder / "pieces"
+    clock = Clock(pieces, progress)
     about = [{**one.spec(), "fingerprint": one.fingerprint()} for one in (keeps, loses)]
     if folder is not None and open_together(folder, request("contrast", model, settings, tasks=about), processes):
         return load_contrast(folder)
-    journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
+    journal = Journal(pieces, clock if is_main() else None)
     contrast = fit_contrast(model, keeps, loses, settings, journal=journal)
     kept, lost = (_shown(one.name, one.options) for one in (keeps, loses))
-    result = ContrastResult(model.name, kept, lost, settings, contrast, time.monotonic() - begun)
+    result = ContrastResult(model.name, kept, lost, settings, contrast, clock.seconds)
     if folder is not None and is_main():
         _save(result, folder)
     processes.wait()

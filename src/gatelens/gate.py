@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from gatelens.errors import GatelensError
 from gatelens.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.gates.responses import check_responses, share_known
 from gatelens.gates.sparse import is_sparse
-from gatelens.journal import Journal, Progress
+from gatelens.journal import Clock, Journal, Progress
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
 from gatelens.model import Model
 from gatelens.processes import Processes, is_main
@@ -70,7 +69,6 @@ def find_roles(
     Started by `accelerate launch`, the processes share the work, and the main one writes the folder.
     """
     settings = settings or GateSettings()
-    begun = time.monotonic()
     whole = as_responses(
         make_task(task, model, n=settings.n + settings.held_out, seed=settings.seed, **(options or {}))
     )
@@ -82,10 +80,12 @@ def find_roles(
     check_responses(model, whole)  # before the folder is claimed, and all of it: the proof comes hours after the fit
     fitted, tested = split(whole, settings.n)
     folder, processes = None if out is None else Path(out), Processes(model.device)
+    pieces = None if folder is None else folder / "pieces"
+    clock = Clock(pieces, progress)
     about = {**whole.spec(), "fingerprint": whole.fingerprint()}
     if folder is not None and open_together(folder, request("gate", model, settings, task=about), processes):
         return load_roles(folder)
-    journal = Journal(None if folder is None else folder / "pieces", progress if is_main() else None)
+    journal = Journal(pieces, clock if is_main() else None)
     # 1. Three fits for each seed.
     roles = fit_head_gates(model, fitted, settings, journal=journal)
     # 2. The proof: top heads of each kind, and random ones, ablated.
@@ -105,7 +105,7 @@ def find_roles(
         for kind in (*KINDS, "random")
     ]
     known = share_known(model, tested, settings.memory_gb)
-    result = GateResult(model.name, whole.name, settings, roles, curves, known, time.monotonic() - begun)
+    result = GateResult(model.name, whole.name, settings, roles, curves, known, clock.seconds)
     if folder is not None and is_main():
         _save(result, model, folder)
     processes.wait()

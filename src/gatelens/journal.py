@@ -8,7 +8,9 @@ nothing is kept.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,10 +18,39 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.files import about_files, write_tensors
+from gatelens.files import about_files, read_json, write_json, write_tensors
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total) after each piece or step."""
+
+
+class Clock:
+    """How long a run takes, its earlier starts included; one that was killed counts up to its last piece or step.
+
+    folder: that of the pieces. Give the clock to journals as their progress; it passes on what it is told.
+    """
+
+    def __init__(self, folder: Path | None = None, progress: Progress | None = None) -> None:
+        self._path, self._progress = None if folder is None else folder / "seconds.json", progress
+        self._begun = time.monotonic() - self._earlier()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._path is not None and self._path.parent.is_dir():
+            with suppress(OSError):  # of a full disk the pieces tell
+                write_json(self._path, {"seconds": self.seconds})
+        if self._progress is not None:
+            self._progress(what, done, total)
+
+    def _earlier(self) -> float:
+        if self._path is None or not self._path.exists():
+            return 0.0
+        with suppress(GatelensError, KeyError, TypeError, ValueError):  # damaged from outside
+            return max(0.0, float(read_json(self._path)["seconds"]))
+        return 0.0
 
 
 class Journal:

@@ -86,7 +86,7 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
         stat, place = path.stat(), zlib.crc32(str(path.resolve()).encode())
         path = _converted(path, key=f"{path.stem}-{place:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}")
     elif path.is_file():
-        return _read_llama2c(path, dtype)
+        return _read_llama2c(path, dtype, device_map)
     elif path.is_dir() and not (path / "config.json").exists():
         checkpoints = [file for file in sorted(path.glob("*.bin")) if is_llama2c(file) and file.name[:3] != "tok"]
         if len(checkpoints) != 1:
@@ -94,7 +94,7 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
                 f"the folder {path} holds no model: it has no config.json. "
                 "Give a folder written by save_pretrained, a .gguf file, a hub id or a built-in name."
             )
-        return _read_llama2c(checkpoints[0], dtype)
+        return _read_llama2c(checkpoints[0], dtype, device_map)
     elif not path.exists() and (path.is_absolute() or what.startswith((".", "~")) or what.count("/") > 1):
         raise GatelensError(f"no folder or file {what}: give a path that exists, a hub id or a built-in name.")
     else:
@@ -102,11 +102,13 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
     return _read_pretrained(str(path), dtype, device_map, allow_pickle)
 
 
-def _read_llama2c(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read_llama2c(path: Path, dtype: torch.dtype, device_map: Any) -> tuple[Any, Any]:
     if not is_llama2c(path):
         raise GatelensError(
             f"{path} is no model file: give a .gguf file, a llama2.c checkpoint, or a folder with safetensors."
         )
+    if device_map is not None:
+        raise GatelensError(f"{path} is a llama2.c checkpoint, which goes to one device as a whole: give no device_map.")
     hf, tokenizer = read_llama2c(path)
     return hf.to(dtype), tokenizer
 
