@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gatelens.batches import as_responses
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import check_responses, response_log_probs
+from gatelens.gates.responses import check_responses, parts_at_once, response_log_probs
 from gatelens.journal import Journal
 from gatelens.methods.head_gating import HeadRoles
 from gatelens.model import Model
@@ -101,11 +101,14 @@ def ablation_curve(
         """
         wanted = [*points, min(int(heads[seed]), most)]
         counts = sorted({*wanted} - {0})
-        gates = [forced(roles.plus[seed], orders[seed][:n], value) for value in (0.0, 1.0) for n in counts]
+        plus, order = roles.plus[seed], orders[seed]
+        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in counts])
+        changes = torch.zeros(1 + len(counts), dtype=model.wide_dtype)
         with torch.no_grad():
-            ablated, retained = response_log_probs(model, part, torch.stack(gates), memory_gb=memory_gb).chunk(2)
-        changes = (ablated - retained).sum(1)
-        return torch.cat([changes.new_zeros(1), changes])[[[0, *counts].index(n) for n in wanted]]
+            for some in parts_at_once(model, part, len(rows)):
+                ablated, retained = response_log_probs(model, some, rows, memory_gb=memory_gb).chunk(2)
+                changes[1:] += (ablated - retained).sum(1).cpu()
+        return changes[[[0, *counts].index(n) for n in wanted]]
 
     width = len(points) + 1
     sums = torch.zeros(len(mine), width)

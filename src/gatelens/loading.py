@@ -108,7 +108,9 @@ def _read_llama2c(path: Path, dtype: torch.dtype, device_map: Any) -> tuple[Any,
             f"{path} is no model file: give a .gguf file, a llama2.c checkpoint, or a folder with safetensors."
         )
     if device_map is not None:
-        raise GatelensError(f"{path} is a llama2.c checkpoint, which goes to one device as a whole: give no device_map.")
+        raise GatelensError(
+            f"{path} is a llama2.c checkpoint, which goes to one device as a whole: give no device_map."
+        )
     hf, tokenizer = read_llama2c(path)
     return hf.to(dtype), tokenizer
 

@@ -325,7 +325,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
     model, task = tiny("llama"), any_task()
     lengths = sorted(len(example) for example in task.examples)
     assert lengths[-1] == 10
-    monkeypatch.setattr(fitting, "_STREAM", tokens * 2 * model.anatomy.width)  # so many tokens for each of two rows
+    monkeypatch.setattr(responses, "_STREAM", tokens * 2 * model.anatomy.width)  # so many tokens for each of two rows
     gates = torch.rand(2, model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(1))
     shapes: list[tuple[int, ...]] = []
     embedding = model.hf.get_input_embeddings()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import response_log_probs, token_counts
+from gatelens.gates.responses import parts_at_once, response_log_probs, token_counts
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.tasks.base import ResponseBatch, ResponseTask
@@ -24,7 +24,6 @@ Loss = Callable[[int, Tensor], Tensor]
 # The state of a fit is kept after so many updates or so many seconds, whichever comes first.
 _UPDATES, _SECONDS = 25, 15.0
 _SHORT = 256  # tokens
-_STREAM = 1 << 17  # numbers in a layer's input: a part of a batch has about so many
 
 
 @dataclass(frozen=True)
@@ -196,19 +195,11 @@ def nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = Fals
     autocast: run the model's matrix products in bfloat16; log-probabilities are float32 all the same.
     """
     means: list[Tensor] = []  # (row, example) of each part
-    for part in _parts(model, batch, len(gates)):
+    for part in parts_at_once(model, batch, len(gates)):
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _attention_for(model, part):
             sums = response_log_probs(model, part, gates, memory_gb=None)
         means.append(sums / token_counts(part).to(sums))
     return -torch.cat(means, 1)
-
-
-def _parts(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
-    """On a CPU, a batch in parts of examples of like lengths: padding costs as much as text there.
-
-    A part has enough tokens for the arithmetic to outweigh the calls. Other devices want all the work at once.
-    """
-    return batch.parts(_STREAM // (model.anatomy.width * rows)) if model.device.type == "cpu" else [batch]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from gatelens.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 
+_STREAM = 1 << 17  # numbers in a layer's input: a part of a batch has about so many
+
 
 def response_log_probs(
     model: Model, batch: ResponseBatch, gates: Tensor, source: HeadSource = None, *, memory_gb: float | None = 2.0
@@ -55,6 +57,15 @@ def _pick(logits: Tensor, ids: Tensor) -> Tensor:
 def token_counts(batch: ResponseBatch) -> Tensor:
     """Tokens of each response: (example,)."""
     return batch.targets.sum(1)
+
+
+def parts_at_once(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
+    """On a CPU, a batch in parts of examples of like lengths: padding costs as much as text there.
+
+    A part has enough tokens for the arithmetic to outweigh the calls, and no more than its caches like. Other devices
+    want all the work at once.
+    """
+    return batch.parts(_STREAM // (model.anatomy.width * rows)) if model.device.type == "cpu" else [batch]
 
 
 def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, memory_gb: float | None) -> int:
