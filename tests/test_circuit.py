@@ -186,11 +186,15 @@ class TestInterrupted:
                 assert (tmp_path / "out" / path).stat().st_mtime_ns == written
             seen = {path: (tmp_path / "out" / path).stat().st_mtime_ns for path in pieces(tmp_path / "out")}
         assert len(seen) >= 9
+        clock = tmp_path / "out" / "pieces" / "seconds.json"
+        assert json.loads(clock.read_text())["seconds"] > 0
+        clock.write_text('{"seconds": 1000}')
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         settings = CircuitSettings(n=24, method="patching", points=6, memory_gb=0.001)
         find_circuit(stories, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
         assert files(tmp_path / "at once") == files(tmp_path / "out")
+        assert 1000 < load_circuit(tmp_path / "out").seconds < 1600
 
 
 def test_a_response_task_is_refused(stories: Model, tmp_path: Path) -> None:

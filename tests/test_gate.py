@@ -149,8 +149,12 @@ def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_fo
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "run" / "result.json").exists()
+    clock = tmp_path / "run" / "pieces" / "seconds.json"
+    assert 0 < json.loads(clock.read_text())["seconds"] < 120
+    clock.write_text('{"seconds": 1000}')
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
     assert done.returncode == 0, done.stderr
+    assert 1000 < load_roles(tmp_path / "run").seconds < 1120
     whole = find_roles(stories, "induction", SMALL)
     for kind in KINDS:
         torch.testing.assert_close(

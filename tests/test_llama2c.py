@@ -178,6 +178,12 @@ def test_the_file_itself_can_be_loaded_in_another_dtype(stories_folder: Path) ->
     assert model.name == "stories260K.bin"
 
 
+@pytest.mark.parametrize("what", ["stories260K.bin", ""])
+def test_a_device_map_is_refused(stories_folder: Path, what: str) -> None:
+    with pytest.raises(GatelensError, match="goes to one device as a whole: give no device_map"):
+        gatelens.load(stories_folder / what, device_map="auto")
+
+
 @pytest.mark.parametrize("kept", [30, 1000, -4])
 def test_a_truncated_checkpoint_is_refused(stories_folder: Path, tmp_path: Path, kept: int) -> None:
     (tmp_path / "cut.bin").write_bytes((stories_folder / "stories260K.bin").read_bytes()[:kept])
