@@ -9,14 +9,12 @@ forced together, and how many heads of the group are best closed, as fitted or o
 import sys
 
 import torch
-from torch import Tensor
 
 import gatelens as gl
 from gatelens.ablation import ablation_order, forced
 from gatelens.batches import as_responses, split
 from gatelens.gate import load_roles
-from gatelens.gates.responses import response_log_probs
-from gatelens.tasks.base import ResponseTask
+from gatelens.gates.responses import mean_log_probs
 
 
 def main(folder: str, most: int) -> None:
@@ -39,13 +37,6 @@ def main(folder: str, most: int) -> None:
                 f"{ends[0, 1]:.1f} open; one at a time best closed {best[0]}, as fitted {best[2]}, open {best[1]}",
                 flush=True,
             )
-
-
-def mean_log_probs(model: gl.Model, task: ResponseTask, gates: Tensor) -> Tensor:
-    """Log-probability of a response, mean over examples, under each row of gates: (row,)."""
-    with torch.no_grad():
-        sums = [response_log_probs(model, batch, gates).sum(1) for batch in task.batches(4)]
-    return torch.stack(sums).sum(0) / len(task)
 
 
 if __name__ == "__main__":

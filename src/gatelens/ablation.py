@@ -100,15 +100,15 @@ def ablation_curve(
         With no head ablated nothing changes, which takes no forward.
         """
         wanted = [*points, min(int(heads[seed]), most)]
-        counts = sorted({*wanted} - {0})
+        counts = sorted({0, *wanted})
         plus, order = roles.plus[seed], orders[seed]
-        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in counts])
-        changes = torch.zeros(1 + len(counts), dtype=model.wide_dtype)
+        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in counts[1:]])
+        changes = torch.zeros(len(counts), dtype=model.wide_dtype)
         with torch.no_grad():
             for some in parts_at_once(model, part, len(rows)):
                 ablated, retained = response_log_probs(model, some, rows, memory_gb=memory_gb).chunk(2)
                 changes[1:] += (ablated - retained).sum(1).cpu()
-        return changes[[[0, *counts].index(n) for n in wanted]]
+        return changes[[counts.index(n) for n in wanted]]
 
     width = len(points) + 1
     sums = torch.zeros(len(mine), width)

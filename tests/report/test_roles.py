@@ -42,6 +42,9 @@ def test_a_dot_shows_what_just_the_heads_of_a_kind_do_where_they_run_out() -> No
     dot = lines["_own interference"]
     assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([30.0], [1.5])  # of the 90 only 50 are ablated
     assert "_own random" not in lines
+    unknown = [replace(curve, heads=torch.tensor([10, 90])) for curve in curves()]  # of an earlier version
+    for drawn, said in ((few, True), (unknown, False)):
+        assert any("dot: just these heads" in text for text in words(ablation_figure({"a": {"b": drawn}}))) is said
     enough = [replace(curve, own=own) for curve in curves()]
     axis = ablation_figure({"syntax": {"model": enough}}).axes[0]
     assert not [line for line in axis.get_lines() if line.get_label().startswith("_own")]

@@ -37,6 +37,18 @@ def response_log_probs(
     return torch.cat(parts)
 
 
+def mean_log_probs(
+    model: Model, task: ResponseTask, gates: Tensor, *, batch: int = 16, memory_gb: float | None = 2.0
+) -> Tensor:
+    """Log-probability of a response, summed over its tokens, mean over the task's examples: (row,), on the CPU."""
+    sums = torch.zeros(len(gates), dtype=model.wide_dtype)
+    with torch.no_grad():
+        for some in task.batches(batch):
+            for part in parts_at_once(model, some, len(gates)):
+                sums += response_log_probs(model, part, gates, memory_gb=memory_gb).sum(1).cpu()
+    return sums / len(task)
+
+
 def places(batch: ResponseBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Where response tokens are predicted, bool (example, position); and of each such token its example and its ids.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
 from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, nll, uniform_logits
-from gatelens.gates.responses import check_responses, response_log_probs, rows_at_once, warn_if_unknown
+from gatelens.gates.responses import check_responses, mean_log_probs, rows_at_once, warn_if_unknown
 from gatelens.journal import Journal
 from gatelens.model import Model
 from gatelens.precision import use_bfloat16
@@ -99,18 +99,12 @@ def fit_contrast(
     logits, losses = fit_gates(start, loss, at_once, schedule, none, journal, "contrast", names, processes.name)
     gates = processes.gather(logits.sigmoid(), settings.seeds)
     rows = torch.cat([gates, torch.ones_like(gates[:1])])
-    kept, lost = (_mean_log_prob(model, task, rows, settings) for task in (keep_test, lose_test))
+    kept, lost = (
+        mean_log_probs(model, task, rows, batch=settings.batch, memory_gb=settings.memory_gb).to(rows)
+        for task in (keep_test, lose_test)
+    )
     history = processes.gather(losses.T, settings.seeds).T
     return Contrast(gates, history, kept[:-1], lost[:-1], float(kept[-1]), float(lost[-1]))
-
-
-def _mean_log_prob(model: Model, task: ResponseTask, gates: Tensor, settings: ContrastSettings) -> Tensor:
-    """Log-probability of a response, mean over examples, under each row of gates: (row,)."""
-    sums = gates.new_zeros(len(gates))
-    for batch in task.batches(settings.batch):
-        with torch.no_grad():
-            sums += response_log_probs(model, batch, gates, memory_gb=settings.memory_gb).sum(1).to(sums)
-    return sums / len(task)
 
 
 def hold_out(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:

@@ -84,10 +84,9 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
-    thin = any(_of_kind(curve) < len(curve.ablated) for curve in every)
-    figure.supxlabel(
-        "Number of Ablated Heads" + ("\n(thin: past the heads of this kind; dot: just these heads)" if thin else "")
-    )
+    thin = [curve for curve in every if _of_kind(curve) < len(curve.ablated)]
+    dot = "; dot: just these heads" if any(curve.own is not None for curve in thin) else ""
+    figure.supxlabel("Number of Ablated Heads" + (f"\n(thin: past the heads of this kind{dot})" if thin else ""))
     figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")
     return figure
 
