@@ -17,11 +17,11 @@ from bench.heads import gpt2_small, plain
 from bench.rows import Row, quick, say, words
 from bench.timing import ratios
 from gatelens import GatelensError, Model
+from gatelens.measures.top_k import circuits
 from gatelens.methods.attribution import attribute_edges
 from gatelens.methods.patching import patch_heads
 from gatelens.tasks.base import CircuitTask, from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
-from gatelens.top_k import circuits
 
 PROMPTS, LENGTH, STEPS = 8, 16, 5
 MEMORY_GB = 3.0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.rows import QUICK, Row, quick, say, words
 from bench.timing import ratios
-from gatelens.gates.gated_attention import gated_attention
+from gatelens.sparse.gated_attention import gated_attention
 
 HEADS, DIM, BIAS = 8, 64, 3.0
 LENGTHS, REPEATS = ((256,), 2) if quick() else ((256, 1024, 2048), 5)

@@ -12,8 +12,8 @@ import gatelens
 from bench.rows import Row, quick, say
 from bench.timing import ratios
 from gatelens import GatelensError, Model
-from gatelens.anatomy import describe
 from gatelens.gates.heads import capture, run_heads
+from gatelens.model.anatomy import describe
 
 PROMPTS, LENGTH = 8, 16
 GATED, PATCHED = 1.1, 0.6  # at most, on the GPT-2-small shape

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Row, quick, say
-from gatelens.graph import Graph
+from gatelens.model.graph import Graph
 from gatelens.report.page import write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))

@@ -14,12 +14,12 @@ from accelerate import Accelerator
 import gatelens
 from bench.rows import Row, quick, say
 from bench.timing import ratios
-from gatelens.gates.sparse import dense_attention
-from gatelens.methods.sparsify import SparsifySettings
-from gatelens.methods.sparsify.losses import kl_divergence
-from gatelens.methods.sparsify.rows import Rows
-from gatelens.methods.sparsify.student import Student
-from gatelens.methods.sparsify.training import Training
+from gatelens.sparse.in_model import dense_attention
+from gatelens.sparse.sparsify import SparsifySettings
+from gatelens.sparse.sparsify.losses import kl_divergence
+from gatelens.sparse.sparsify.rows import Rows
+from gatelens.sparse.sparsify.student import Student
+from gatelens.sparse.sparsify.training import Training
 
 MOST = 1.4
 REPEATS = 5

@@ -26,9 +26,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from gatelens import Model
-from gatelens.anatomy import describe
-from gatelens.gates.sparse import record_open
-from gatelens.methods.sparsify import SparsifySettings, sparsify
+from gatelens.model.anatomy import describe
+from gatelens.sparse.in_model import record_open
+from gatelens.sparse.sparsify import SparsifySettings, sparsify
 
 OUT = Path("runs/addition-toy")
 SYMBOLS = "0123456789+=^$"

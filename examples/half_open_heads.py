@@ -11,10 +11,10 @@ import sys
 import torch
 
 import gatelens as gl
-from gatelens.ablation import ablation_order, forced
-from gatelens.batches import as_responses, split
-from gatelens.gate import load_roles
 from gatelens.gates.responses import mean_log_probs
+from gatelens.jobs.roles import load_roles
+from gatelens.measures.ablation import ablation_order, forced
+from gatelens.tasks.batches import as_responses, split
 
 
 def main(folder: str, most: int) -> None:

@@ -2,7 +2,7 @@
 
     python examples/pack_sparse_smollm2.py [SEQUENCES]
 
-Adapter and biases go to src/gatelens/builtin/sparse_smollm2 in float16, with a model card, the logs of all stages and
+Adapter and biases go to src/gatelens/loading/builtin/sparse_smollm2 in float16, with a model card, the logs of all stages and
 `trade-off.csv`: the loss against open edges when all gate biases are moved up or down together. What the card says was
 measured on the packed numbers themselves, on so many sequences of each held-out text, none of which training looked at.
 """
@@ -20,14 +20,14 @@ from safetensors.torch import load_file
 from sparse_smollm2 import HELD_OUT, OUT, STAGES, text_of
 
 import gatelens
-from gatelens.adapters import apply_adapter, write_adapter
-from gatelens.builtin import ADAPTERS
-from gatelens.checkpoints import Checkpoints
-from gatelens.gates.sparse import gate_biases, make_sparse
-from gatelens.methods.sparsify import evaluate
-from gatelens.methods.sparsify.result import write_card
-from gatelens.methods.sparsify.student import SCALE
+from gatelens.loading.builtin import ADAPTERS
 from gatelens.model import Model
+from gatelens.runtime.checkpoints import Checkpoints
+from gatelens.sparse.adapters import apply_adapter, write_adapter
+from gatelens.sparse.in_model import gate_biases, make_sparse
+from gatelens.sparse.sparsify import evaluate
+from gatelens.sparse.sparsify.result import write_card
+from gatelens.sparse.sparsify.student import SCALE
 from gatelens.tasks import task
 
 FOLDER = ADAPTERS["sparse-smollm2"]

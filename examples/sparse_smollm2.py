@@ -25,7 +25,7 @@ import torch
 from sparse_smollm2_text import HELD_OUT, PROSE, Mixture, write_code, write_own, write_twice
 
 import gatelens
-from gatelens.methods.sparsify import SparsifySettings, sparsify
+from gatelens.sparse.sparsify import SparsifySettings, sparsify
 
 OUT = "runs/sparse-smollm2"
 CODE, MORE_CODE, TWICE, WRITTEN = (f"{OUT}/{name}.txt" for name in ("code", "more-code", "twice", "written"))

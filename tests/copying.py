@@ -5,8 +5,8 @@ import random
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gatelens.anatomy import Head, describe
 from gatelens.model import Model
+from gatelens.model.anatomy import Head, describe
 from gatelens.tasks.base import Example, ResponseTask
 
 WORDS, SEPARATOR, LENGTH = 11, 11, 8

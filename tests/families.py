@@ -14,8 +14,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
-from gatelens.anatomy import describe
 from gatelens.model import Model
+from gatelens.model.anatomy import describe
 
 VOCAB = 100
 WINDOW = 4

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 from gatelens.registration import register_with_transformers
 
 if TYPE_CHECKING:
-    from gatelens.ablation import ablation_curve as ablation_curve
-    from gatelens.anatomy import Head as Head
-    from gatelens.circuit import CircuitSettings as CircuitSettings
-    from gatelens.circuit import find_circuit as find_circuit
-    from gatelens.curves import Curve as Curve
-    from gatelens.curves import CurveSettings as CurveSettings
-    from gatelens.curves import explained_effect as explained_effect
-    from gatelens.curves import multiplier as multiplier
     from gatelens.errors import GatelensError as GatelensError
-    from gatelens.gates.gated_attention import gated_attention as gated_attention
-    from gatelens.loading import load as load
-    from gatelens.mediation import compare_with_patching as compare_with_patching
+    from gatelens.jobs.circuit import CircuitSettings as CircuitSettings
+    from gatelens.jobs.circuit import find_circuit as find_circuit
+    from gatelens.loading.loader import load as load
+    from gatelens.measures.ablation import ablation_curve as ablation_curve
+    from gatelens.measures.curves import Curve as Curve
+    from gatelens.measures.curves import CurveSettings as CurveSettings
+    from gatelens.measures.curves import explained_effect as explained_effect
+    from gatelens.measures.curves import multiplier as multiplier
+    from gatelens.measures.mediation import compare_with_patching as compare_with_patching
     from gatelens.methods.attribution import attribute_attention as attribute_attention
     from gatelens.methods.attribution import attribute_edges as attribute_edges
     from gatelens.methods.attribution import attribute_heads as attribute_heads
@@ -33,39 +31,41 @@ if TYPE_CHECKING:
     from gatelens.methods.patching import patch_attention as patch_attention
     from gatelens.methods.patching import patch_edges as patch_edges
     from gatelens.methods.patching import patch_heads as patch_heads
-    from gatelens.methods.sparsify import SparsifySettings as SparsifySettings
-    from gatelens.methods.sparsify import sparsify as sparsify
     from gatelens.model import Model as Model
+    from gatelens.model.anatomy import Head as Head
+    from gatelens.sparse.gated_attention import gated_attention as gated_attention
+    from gatelens.sparse.sparsify import SparsifySettings as SparsifySettings
+    from gatelens.sparse.sparsify import sparsify as sparsify
     from gatelens.tasks import task as task
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "CircuitSettings": "gatelens.circuit",
-    "Curve": "gatelens.curves",
-    "CurveSettings": "gatelens.curves",
+    "CircuitSettings": "gatelens.jobs.circuit",
+    "Curve": "gatelens.measures.curves",
+    "CurveSettings": "gatelens.measures.curves",
     "GatelensError": "gatelens.errors",
-    "Head": "gatelens.anatomy",
+    "Head": "gatelens.model.anatomy",
     "ContrastSettings": "gatelens.methods.contrast",
     "HeadGatingSettings": "gatelens.methods.head_gating",
     "Model": "gatelens.model",
-    "SparsifySettings": "gatelens.methods.sparsify",
-    "ablation_curve": "gatelens.ablation",
-    "compare_with_patching": "gatelens.mediation",
+    "SparsifySettings": "gatelens.sparse.sparsify",
+    "ablation_curve": "gatelens.measures.ablation",
+    "compare_with_patching": "gatelens.measures.mediation",
     "attribute_attention": "gatelens.methods.attribution",
     "attribute_edges": "gatelens.methods.attribution",
     "attribute_heads": "gatelens.methods.attribution",
-    "explained_effect": "gatelens.curves",
-    "find_circuit": "gatelens.circuit",
+    "explained_effect": "gatelens.measures.curves",
+    "find_circuit": "gatelens.jobs.circuit",
     "fit_contrast": "gatelens.methods.contrast",
     "fit_head_gates": "gatelens.methods.head_gating",
-    "gated_attention": "gatelens.gates.gated_attention",
-    "load": "gatelens.loading",
-    "multiplier": "gatelens.curves",
+    "gated_attention": "gatelens.sparse.gated_attention",
+    "load": "gatelens.loading.loader",
+    "multiplier": "gatelens.measures.curves",
     "patch_attention": "gatelens.methods.patching",
     "patch_edges": "gatelens.methods.patching",
     "patch_heads": "gatelens.methods.patching",
-    "sparsify": "gatelens.methods.sparsify",
+    "sparsify": "gatelens.sparse.sparsify",
     "task": "gatelens.tasks",
 }
 __all__ = sorted(_WHERE)

@@ -19,7 +19,7 @@ _WHERE = "transformers.modeling_utils"
 def register_with_transformers() -> None:
     """Register gated attention now if transformers' model code is loaded, else when it is."""
     if _WHERE in sys.modules:
-        importlib.import_module("gatelens.gates.sparse")
+        importlib.import_module("gatelens.sparse.in_model")
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
 
@@ -43,7 +43,7 @@ class _Waiting(MetaPathFinder):
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
-                importlib.import_module("gatelens.gates.sparse")
+                importlib.import_module("gatelens.sparse.in_model")
 
             spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec

@@ -14,9 +14,9 @@ import gatelens
 from gatelens import GatelensError, Model
 from gatelens.gates.attention import capture_attention, run_attention
 from gatelens.gates.heads import capture, run_heads
-from gatelens.gates.sparse import make_sparse, record_open
 from gatelens.methods.attribution import attribute_attention
 from gatelens.methods.patching import patch_attention
+from gatelens.sparse.in_model import make_sparse, record_open
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt

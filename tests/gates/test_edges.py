@@ -12,8 +12,8 @@ from toys import PLAIN, plain_run, random_task
 
 from gatelens import GatelensError, Model
 from gatelens.gates.edges import capture_components, run_edges, with_sources
-from gatelens.graph import Graph
-from gatelens.top_k import EdgeCircuits
+from gatelens.measures.top_k import EdgeCircuits
+from gatelens.model.graph import Graph
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt

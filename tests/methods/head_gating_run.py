@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from copying import copying_model, copying_task
 
 from gatelens import HeadGatingSettings, Model, fit_head_gates
-from gatelens.ablation import ablation_curve
 from gatelens.cli import make_app
-from gatelens.files import write_tensors
 from gatelens.gates import fitting
-from gatelens.journal import Journal
+from gatelens.measures.ablation import ablation_curve
 from gatelens.methods.head_gating import HeadRoles
-from gatelens.processes import Processes
+from gatelens.runtime.files import write_tensors
+from gatelens.runtime.journal import Journal
+from gatelens.runtime.processes import Processes
 
 SETTINGS = HeadGatingSettings(seeds=3, updates=6, batch=4)
 ONE_SEED = HeadGatingSettings(seeds=1, updates=2, batch=4)

@@ -17,11 +17,11 @@ from gatelens import GatelensError, Model
 from gatelens.gates.attention import capture_attention, run_attention
 from gatelens.gates.edges import capture_components, run_edges
 from gatelens.gates.heads import capture, run_heads
-from gatelens.gates.sparse import make_sparse
-from gatelens.graph import Graph
+from gatelens.gates.scores import EdgeScores, Scores
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
-from gatelens.scores import EdgeScores, Scores
+from gatelens.model.graph import Graph
+from gatelens.sparse.in_model import make_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
 
 LEVELS = {

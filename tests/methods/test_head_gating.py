@@ -12,13 +12,14 @@ from copying import COPIES, DIM, SPOILS, copying_model, copying_task, trained_mo
 from families import VOCAB, tiny
 from torch import Tensor
 
-from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates, precision
+from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting, responses
 from gatelens.gates.fitting import draw_batch
 from gatelens.gates.responses import response_log_probs, share_known, token_counts
-from gatelens.journal import Journal
 from gatelens.methods.head_gating import KINDS, HeadRoles
+from gatelens.runtime import precision
+from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
@@ -253,7 +254,7 @@ def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
 
 def test_several_answers_of_a_circuit_task_all_count(stories: Model) -> None:
     from gatelens import task
-    from gatelens.batches import as_responses
+    from gatelens.tasks.batches import as_responses
 
     circuit = task("induction", stories, n=2)
     answers = [int(answer) for answer in circuit.answer_ids[:, 0]]  # type: ignore[union-attr]

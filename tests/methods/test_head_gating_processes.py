@@ -15,11 +15,11 @@ from copying import copying_task
 from head_gating_run import GATE, ONE_SEED, SETTINGS, model, tensors
 
 from gatelens import Model, fit_head_gates
-from gatelens.ablation import ablation_curve
-from gatelens.files import read_tensors
-from gatelens.gate import GateSettings, find_roles, load_roles
-from gatelens.journal import Journal
+from gatelens.jobs.roles import GateSettings, find_roles, load_roles
+from gatelens.measures.ablation import ablation_curve
 from gatelens.methods.head_gating import HeadRoles
+from gatelens.runtime.files import read_tensors
+from gatelens.runtime.journal import Journal
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
 RUN = str(Path(__file__).parent / "head_gating_run.py")

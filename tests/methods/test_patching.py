@@ -11,10 +11,10 @@ from gatelens import GatelensError, Model
 from gatelens.gates.attention import capture_attention, run_attention
 from gatelens.gates.edges import capture_components, run_edges
 from gatelens.gates.heads import capture, run_heads
-from gatelens.graph import Graph
+from gatelens.measures.top_k import EdgeCircuits
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
+from gatelens.model.graph import Graph
 from gatelens.tasks.base import CircuitTask
-from gatelens.top_k import EdgeCircuits
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 NAMES = ["gpt2", "gpt_neox", "llama", "gemma2"]

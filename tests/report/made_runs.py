@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gatelens.circuit import CircuitSettings
-from gatelens.curves import Curve
-from gatelens.files import write_json, write_tensors
-from gatelens.gate import GateSettings
-from gatelens.graph import Graph
+from gatelens.jobs.circuit import CircuitSettings
+from gatelens.jobs.roles import GateSettings
+from gatelens.measures.curves import Curve
+from gatelens.measures.results import save_curve
+from gatelens.measures.validity import Validity
 from gatelens.methods.head_gating import KINDS
-from gatelens.results import save_curve
-from gatelens.validity import Validity
-from gatelens.versions import versions
+from gatelens.model.graph import Graph
+from gatelens.runtime.files import write_json, write_tensors
+from gatelens.runtime.versions import versions
 
 SMALL = Graph(n_layers=3, n_heads=4, n_kv_heads=2)
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from text_boxes import faults, words
 
 from gatelens.errors import GatelensError
-from gatelens.graph import Graph
+from gatelens.model.graph import Graph
 from gatelens.report.circuit_graph import chosen_edges
 from gatelens.report.figures import circuit_figure
 from gatelens.report.style import BLUE, RED

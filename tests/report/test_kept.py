@@ -10,8 +10,8 @@ import torch
 from matplotlib.axes import Axes
 from text_boxes import faults, words
 
-from gatelens.curves import Curve, multiplier
 from gatelens.errors import GatelensError
+from gatelens.measures.curves import Curve, multiplier
 from gatelens.report.figures import kept_figure
 from gatelens.report.style import BLUE, GREEN, GREY, ORANGE, PINK
 

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from gatelens.graph import Graph
+from gatelens.model.graph import Graph
 from gatelens.report.layout import Edge, component, components, layout, links
 
 PLAIN, SHARED = Graph(4, 4, 4), Graph(6, 6, 2)

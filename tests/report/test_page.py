@@ -18,7 +18,7 @@ from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, curve, gate_run, spar
 
 from gatelens import GatelensError
 from gatelens.cli import main
-from gatelens.graph import Graph
+from gatelens.model.graph import Graph
 from gatelens.report.page import as_script, write_report
 from gatelens.report.runs import read_runs
 from gatelens.report.summary import summarise

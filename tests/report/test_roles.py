@@ -8,8 +8,8 @@ import pytest
 import torch
 from text_boxes import faults, words
 
-from gatelens.ablation import AblationCurve
 from gatelens.errors import GatelensError
+from gatelens.measures.ablation import AblationCurve
 from gatelens.report.figures import STYLES, ablation_figure, head_maps
 
 

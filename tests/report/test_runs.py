@@ -13,11 +13,11 @@ import torch
 from made_runs import SMALL, TOKENS, circuit_run, gate_run, sparsify_run
 
 from gatelens import CircuitSettings, Model, find_circuit
-from gatelens.anatomy import describe
-from gatelens.files import read_tensors, write_tensors
-from gatelens.gates.sparse import make_sparse
-from gatelens.graph import Graph
+from gatelens.model.anatomy import describe
+from gatelens.model.graph import Graph
 from gatelens.report.runs import labels, read_runs, run_folders
+from gatelens.runtime.files import read_tensors, write_tensors
+from gatelens.sparse.in_model import make_sparse
 
 
 def change(path: Path, **values: Any) -> None:

@@ -11,7 +11,7 @@ from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, task_options
 
 
-@command("circuit", settings="gatelens.circuit:CircuitSettings")
+@command("circuit", settings="gatelens.jobs.circuit:CircuitSettings")
 def circuit(
     model: ModelName,
     task: TaskName,
@@ -25,8 +25,8 @@ def circuit(
     """Find the heads or edges that do a task: score them, keep the top k, and say how much they explain."""
     from rich.console import Console
 
-    from gatelens.circuit import find_circuit, memory_estimate
-    from gatelens.show import Bars, circuit_table
+    from gatelens.cli.tables import Bars, circuit_table
+    from gatelens.jobs.circuit import find_circuit, memory_estimate
 
     console = Console()
     loaded = load(model)
@@ -58,9 +58,9 @@ def effect(
     load: Loader,
 ) -> None:
     """Evaluate an edge circuit from elsewhere: how much of the task does it explain?"""
-    from gatelens.curves import edges_effect
-    from gatelens.exchange import read_graph
-    from gatelens.graph import Graph
+    from gatelens.measures.curves import edges_effect
+    from gatelens.measures.exchange import read_graph
+    from gatelens.model.graph import Graph
     from gatelens.tasks import task as make_task
 
     loaded = load(model)

@@ -18,7 +18,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder of the study and its report")] = Path("runs/demo"),
 ) -> None:
     """Run the main job on the built-in models: how many heads do a task, dense against sparse SmolLM2."""
-    from gatelens.demo import run_demo
+    from gatelens.jobs.demo import run_demo
 
     if run_demo(task, out).failed:
         raise typer.Exit(1)
@@ -30,8 +30,8 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gatelens.anatomy import FAMILIES
-    from gatelens.loading import BUILT_IN
+    from gatelens.loading.loader import BUILT_IN
+    from gatelens.model.anatomy import FAMILIES
 
     table = Table("built-in", "what it is")
     for name, about in BUILT_IN.items():
@@ -52,7 +52,7 @@ def inspect_model(
     """Print a model's layers, heads, KV heads, parameters and numbers of edges."""
     from rich.console import Console
 
-    from gatelens.show import anatomy_table
+    from gatelens.cli.tables import anatomy_table
 
     if length < 1:
         raise GatelensError(f"a prompt has at least one token, not {length}.")

@@ -12,7 +12,7 @@ from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, task_options
 
 
-@command("gate", settings="gatelens.gate:GateSettings")
+@command("gate", settings="gatelens.jobs.roles:GateSettings")
 def gate(
     model: ModelName,
     task: TaskName,
@@ -26,9 +26,9 @@ def gate(
     """Learn which heads help, hinder or do not matter in a task, and prove it by ablation."""
     from rich.console import Console
 
-    from gatelens.gate import find_roles
-    from gatelens.processes import is_main
-    from gatelens.show import Bars, roles_table
+    from gatelens.cli.tables import Bars, roles_table
+    from gatelens.jobs.roles import find_roles
+    from gatelens.runtime.processes import is_main
 
     console = Console(quiet=not is_main())
     loaded = load(model)
@@ -51,9 +51,9 @@ def agree(
     """Do learned gates and patching agree? The facilitation of heads that patching marks, against the others'."""
     from rich.console import Console
 
-    from gatelens.files import write_json
-    from gatelens.mediation import compare_runs
-    from gatelens.show import agreement_table
+    from gatelens.cli.tables import agreement_table
+    from gatelens.measures.mediation import compare_runs
+    from gatelens.runtime.files import write_json
 
     found = compare_runs(gates, patching, k)
     Console().print(agreement_table(found))
@@ -62,7 +62,7 @@ def agree(
     print(f"written to {gates / 'agreement.json'}")
 
 
-@command("contrast", settings="gatelens.contrast:TwoTaskSettings")
+@command("contrast", settings="gatelens.jobs.contrast:TwoTaskSettings")
 def contrast(
     model: ModelName,
     keep: Annotated[str, typer.Argument(help="the task whose responses are kept", metavar="KEEP")],
@@ -78,9 +78,9 @@ def contrast(
     """Learn gates that keep one task's responses and lose another's: which heads tell two ways of asking apart?"""
     from rich.console import Console
 
-    from gatelens.contrast import find_contrast
-    from gatelens.processes import is_main
-    from gatelens.show import Bars, contrast_table
+    from gatelens.cli.tables import Bars, contrast_table
+    from gatelens.jobs.contrast import find_contrast
+    from gatelens.runtime.processes import is_main
 
     console = Console(quiet=not is_main())
     loaded = load(model)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gatelens.model import Model
 
 
-@command("sparsify", settings="gatelens.methods.sparsify:SparsifySettings")
+@command("sparsify", settings="gatelens.sparse.sparsify:SparsifySettings")
 def sparsify(
     model: ModelName,
     settings: Any,
@@ -31,7 +31,7 @@ def sparsify(
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
 
-    from gatelens.methods.sparsify import sparsify as run
+    from gatelens.sparse.sparsify import sparsify as run
 
     if track not in (None, "tensorboard", "wandb"):
         raise GatelensError(f"no tracker '{track}': trackers are tensorboard and wandb.")
@@ -61,9 +61,9 @@ def evaluate(
     """Print loss and open edges of a sparse model on text, beside the dense one's, per layer and head."""
     from rich.console import Console
 
-    from gatelens.files import write_json
-    from gatelens.methods.sparsify import evaluate as judge
-    from gatelens.show import judgement_tables
+    from gatelens.cli.tables import judgement_tables
+    from gatelens.runtime.files import write_json
+    from gatelens.sparse.sparsify import evaluate as judge
 
     if out is not None and not out.absolute().parent.is_dir():
         raise GatelensError(f"no folder {out.parent} to write {out.name} into: make it, or give another --out.")
@@ -84,7 +84,7 @@ def evaluate(
 
 def _dense_of(model: str, load: Loader) -> Model | None:
     """What a sparse model was made from, where that is known and here."""
-    from gatelens.methods.sparsify.judge import made_from
+    from gatelens.sparse.sparsify.judge import made_from
 
     base = made_from(model)
     if base is None:
@@ -116,7 +116,7 @@ def convert(
     An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after `import gatelens`;
     all options but --out are for checkpoints.
     """
-    from gatelens.convert import convert_adapter, convert_checkpoint, names_adapter
+    from gatelens.loading.convert import convert_adapter, convert_checkpoint, names_adapter
 
     made: object
     if not names_adapter(checkpoint):

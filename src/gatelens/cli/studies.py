@@ -22,9 +22,9 @@ def study(
     """Run a grid of models, tasks and settings; skip what is done, go on when a cell fails, end with the report."""
     from rich.console import Console
 
-    from gatelens.study.cost import estimates, estimates_table
-    from gatelens.study.file import read_study
-    from gatelens.study.run import run_study
+    from gatelens.jobs.study.cost import estimates, estimates_table
+    from gatelens.jobs.study.file import read_study
+    from gatelens.jobs.study.run import run_study
 
     console = Console()
     asked = read_study(file)

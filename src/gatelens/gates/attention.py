@@ -20,8 +20,8 @@ from transformers.masking_utils import eager_mask
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, repeat
-from gatelens.gates.sparse import bias_of, is_sparse
 from gatelens.model import Model
+from gatelens.sparse.in_model import bias_of, is_sparse
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gatelens.anatomy import Block, widen
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, skip_to
-from gatelens.graph import Graph
 from gatelens.model import Model
+from gatelens.model.anatomy import Block, widen
+from gatelens.model.graph import Graph
 
 Write = Callable[[int, Tensor], None]
 """Called as write(first source, outputs) with outputs (source, prompt, position, width)."""

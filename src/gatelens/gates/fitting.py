@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import parts_at_once, response_log_probs, token_counts
-from gatelens.journal import Journal
 from gatelens.model import Model
+from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 
 Loss = Callable[[int, Tensor], Tensor]

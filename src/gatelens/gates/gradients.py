@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gatelens.anatomy import Block
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Edit, Hooks
 from gatelens.gates.runs import forward
 from gatelens.model import Model
+from gatelens.model.anatomy import Block
 
 Metric = Callable[[Tensor], Tensor]
 """From logits (prompt, vocab) at the last position to one number for each prompt."""

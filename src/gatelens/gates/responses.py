@@ -12,7 +12,7 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.heads import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
-from gatelens.processes import is_main
+from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 

@@ -13,18 +13,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gatelens.anatomy import widen
-from gatelens.batches import batches, join
 from gatelens.gates.attention import AttentionRun, attention_numbers, capture_attention
 from gatelens.gates.edges import copy_into, hook_sources, new_sources
 from gatelens.gates.gradients import InputGradients, Metric, differentiate, midpoints, z_gradients
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import Run, capture, forward, gradient_numbers
-from gatelens.graph import Graph
-from gatelens.journal import Journal
+from gatelens.gates.scores import AttentionScores, EdgeScores, HeadScores
 from gatelens.model import Model
-from gatelens.scores import AttentionScores, EdgeScores, HeadScores
+from gatelens.model.anatomy import widen
+from gatelens.model.graph import Graph
+from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.batches import batches, join
 
 
 def attribute_heads(

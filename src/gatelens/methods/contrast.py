@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gatelens.batches import as_responses, split
 from gatelens.errors import GatelensError
 from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, nll, uniform_logits
 from gatelens.gates.responses import check_responses, mean_log_probs, rows_at_once, warn_if_unknown
-from gatelens.journal import Journal
 from gatelens.model import Model
-from gatelens.precision import use_bfloat16
-from gatelens.processes import Processes
+from gatelens.runtime.journal import Journal
+from gatelens.runtime.precision import use_bfloat16
+from gatelens.runtime.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
+from gatelens.tasks.batches import as_responses, split
 
 
 @dataclass(frozen=True)

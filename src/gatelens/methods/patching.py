@@ -12,17 +12,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gatelens.batches import batches, join
 from gatelens.errors import GatelensError
 from gatelens.gates.attention import AttentionRun, attention_numbers, capture_attention, run_attention
 from gatelens.gates.edges import Components, capture_components, edge_numbers, run_edges
 from gatelens.gates.heads import run_heads
 from gatelens.gates.runs import Run, capture, moment_numbers
-from gatelens.graph import Graph
-from gatelens.journal import Journal
+from gatelens.gates.scores import AttentionScores, EdgeScores, HeadScores
 from gatelens.model import Model
-from gatelens.scores import AttentionScores, EdgeScores, HeadScores
+from gatelens.model.graph import Graph
+from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.batches import batches, join
 
 Direction = Literal["noising", "denoising"]
 

@@ -17,10 +17,10 @@ from matplotlib.path import Path
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.graph import Graph
+from gatelens.gates.scores import Ranking, rank
+from gatelens.model.graph import Graph
 from gatelens.report.layout import Edge, component, layout, links
 from gatelens.report.style import BLUE, RED, note, shown, styled
-from gatelens.scores import Ranking, rank
 
 LINES: dict[str, object] = {"q": "-", "k": (0, (4, 1.5)), "v": (0, (1, 1.2)), "": "-"}
 FILLS = {"H": "#FFFFFF", "K": "#E8E8E8", "M": "#FFF3D6"}

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from gatelens.curves import Curve, multiplier
 from gatelens.errors import GatelensError
+from gatelens.measures.curves import Curve, multiplier
 from gatelens.report.style import (
     GREY,
     colours,

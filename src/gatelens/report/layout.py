@@ -1,6 +1,6 @@
 """Where the components of a circuit stand when it is drawn: by layer from bottom to top, with few crossings.
 
-Components are named as in :class:`gatelens.graph.Graph`: ``embed``, ``L3H7``, ``M3``, ``logits``, and ``L3KV2`` where
+Components are named as in `Graph`: ``embed``, ``L3H7``, ``M3``, ``logits``, and ``L3KV2`` where
 heads share keys and values. A layer is a band of its own: KV heads stand lowest in it, then heads, then the MLP, so
 that every edge points upwards. Along a layer there are slots, one component to a slot at the most. Components begin
 near the mean of what they are connected to (barycentre sweeps); then each in turn moves to the free slot where its
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gatelens.graph import Graph
+from gatelens.model.graph import Graph
 
 Edge = tuple[int, int]  # source and destination, by number
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from gatelens.report.gallery import draw_pictures, titled
 from gatelens.report.runs import CircuitRun, Run, Runs, SparsifyRun, read_runs
 from gatelens.report.summary import Group, summarise
 from gatelens.report.views import attention_views, circuit_views, head_views
-from gatelens.versions import versions
+from gatelens.runtime.versions import versions
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("page.js", "circuits.js", "heads.js", "attention.js")

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from gatelens.ablation import AblationCurve
 from gatelens.errors import GatelensError
+from gatelens.measures.ablation import AblationCurve
 from gatelens.report.style import BLUE, GREEN, GREY, RED, panel_axes, shape, shown, styled, task_title, wrapped
 
 # Told apart by their lines as well.

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gatelens.circuit import CircuitResult, load_circuit
-from gatelens.curves import Curve
 from gatelens.errors import GatelensError
-from gatelens.example import ExamplePrompt, load_example
-from gatelens.files import read_json, read_tensors
-from gatelens.gate import GateResult, load_roles
-from gatelens.graph import Graph
-from gatelens.results import ASKED, RESULT
+from gatelens.jobs.circuit import CircuitResult, load_circuit
+from gatelens.jobs.roles import GateResult, load_roles
+from gatelens.measures.curves import Curve
+from gatelens.measures.example import ExamplePrompt, load_example
+from gatelens.measures.results import ASKED, RESULT
+from gatelens.model.graph import Graph
+from gatelens.runtime.files import read_json, read_tensors
 
 _UNREADABLE = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OSError)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gatelens.curves import multiplier
+from gatelens.measures.curves import multiplier
 from gatelens.report.runs import CircuitRun, labels
 
 

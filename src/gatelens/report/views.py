@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gatelens.example import ExamplePrompt
-from gatelens.graph import Graph
+from gatelens.gates.scores import rank
+from gatelens.measures.example import ExamplePrompt
 from gatelens.methods.head_gating import KINDS
+from gatelens.model.graph import Graph
 from gatelens.report.layout import Edge, component, components, layout, links
 from gatelens.report.runs import CircuitRun, GateRun
 from gatelens.report.summary import Group
-from gatelens.scores import rank
 
 MOST_EDGES = 1000
 _LAID_OUT = (40, 100)  # up to so many edges, graphs are laid out

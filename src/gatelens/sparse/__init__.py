@@ -1,0 +1,1 @@
+"""Gated attention: the operator, its place in a Hugging Face model, and post-training."""

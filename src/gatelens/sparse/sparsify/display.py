@@ -1,0 +1,52 @@
+"""What a run shows while it trains: one live line in a terminal, one printed line for each step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gatelens.sparse.sparsify.log import Row
+
+
+class Display:
+    """Loss, KL, open edges, multiplier, tokens per second and time left."""
+
+    def __init__(self, done: int, steps: int, progress: Progress | None, console: Console | None) -> None:
+        self.done, self.steps, self.console, self.progress = done, steps, console, progress
+        self.started, self.first = time.perf_counter(), done
+        self.task = None if progress is None else progress.add_task("sparsify", total=steps, completed=done, numbers="")
+
+    def step(self, row: Row) -> None:
+        self.done += 1
+        numbers = (
+            f"loss {row['cross_entropy']:.3f} ({row['above_dense']:+.3f})  KL {row['kl']:.4f}  "
+            f"open {100 * row['open']:.2f}%  multiplier {row['multiplier']:.3g}  "
+            f"{row['tokens_per_second']:.0f} tokens/s"
+        )
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=self.done, numbers=numbers)
+        elif self.console is not None:
+            spent = time.perf_counter() - self.started
+            left = timedelta(seconds=round(spent / (self.done - self.first) * (self.steps - self.done)))
+            self.say(f"step {self.done}/{self.steps}  {numbers}  {left} left")
+
+    def say(self, line: str) -> None:
+        if self.console is not None:
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def displayed(show: bool, done: int, steps: int) -> Iterator[Display]:
+    console = Console() if show else None
+    if console is None or not console.is_terminal:
+        yield Display(done, steps, None, console)
+        return
+    numbers = TextColumn("{task.fields[numbers]}")
+    columns = (MofNCompleteColumn(), BarColumn(bar_width=20), numbers, TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        yield Display(done, steps, progress, console)

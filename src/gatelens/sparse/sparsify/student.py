@@ -1,0 +1,128 @@
+"""The model that is being made sparse: a gated copy of a dense model, all of it or its adapters trainable."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatelens.errors import GatelensError
+from gatelens.model import Model
+from gatelens.model.anatomy import family_of
+from gatelens.sparse.adapters import adapter_name
+from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse, record_open
+from gatelens.sparse.sparsify.settings import SparsifySettings
+from gatelens.sparse.sparsify.spread import cut
+
+STEP = 0.5  # by which a bias is lowered at a time
+SCALE = 2  # of what an adapter adds: peft's alpha over rank
+
+
+class Student:
+    """`hf` is the gated Hugging Face model; `trained` is what is trained: it, or its peft wrapping."""
+
+    def __init__(self, model: Model, settings: SparsifySettings, share: bool) -> None:
+        """share: let frozen weights be those of the dense model itself, without a second copy in memory."""
+        if is_sparse(model.hf) and (settings.bias != BIAS or settings.bias_end is not None):
+            raise GatelensError(
+                f"{model.name} is sparse already and keeps the biases that it has: leave out bias and bias_end, or "
+                "give the dense model that it was made from."
+            )
+        lora = settings.weights == "lora"
+        kept = {id(p): p for p in model.hf.parameters()} if lora and share else {}
+        self.hf: Any = copy.deepcopy(model.hf, kept)
+        make_sparse(self.hf, None if is_sparse(self.hf) else settings.bias, learned=settings.learn_bias)
+        self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
+        if not lora:
+            self.hf.requires_grad_(True)
+        for bias in self.biases():
+            bias.requires_grad_(True)
+        if settings.gradient_checkpointing:
+            self.hf.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def biases(self) -> list[nn.Parameter]:
+        """The learned biases, one (head,) for each layer."""
+        return [p for name, p in self.hf.named_parameters() if name.endswith("gate_bias")]
+
+    def weights(self) -> list[nn.Parameter]:
+        """What is trained besides the biases."""
+        named = self.trained.named_parameters()
+        return [p for name, p in named if p.requires_grad and not name.endswith("gate_bias")]
+
+    def state(self) -> dict[str, Tensor]:
+        """What training changes, by name."""
+        return {name: p.detach() for name, p in self.trained.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take what `state` gave; refuse a state of which anything would be lost, or that lacks anything."""
+        mine = self.state()
+        for name, parameter in mine.items():
+            if name not in state or state[name].shape != parameter.shape:
+                raise GatelensError(f"the weights to start from lack {name} in the shape that is trained here.")
+        if lost := [name for name in state if name not in mine]:
+            what = "learned biases" if lost[0].endswith("gate_bias") else lost[0]
+            raise GatelensError(f"the weights to start from have {what}, which this run does not train: let it.")
+        for name, parameter in mine.items():
+            parameter.copy_(cut(state[name], parameter))
+
+    def set_bias(self, bias: float | Tensor) -> None:
+        """Give heads biases that are not learned."""
+        make_sparse(self.hf, bias)
+
+    @torch.no_grad()
+    def lower_biases(self, tokens: Tensor, most_open: float) -> None:
+        """Lower the bias of every head until at most this share of its edges is open on (row, token).
+
+        A gate far above 0 passes hardly any gradient on: a head whose gates are all wide open would stay so whatever
+        that costs. Brought within reach, it opens again if it has to. Cost: a forward for each half of a logit.
+        """
+        self.eval()
+        while True:
+            with record_open(self.hf) as record:
+                self.hf(input_ids=tokens, use_cache=False)
+            opened = (record.open_share * record.pairs).sum(1) / record.pairs.sum(1)  # (layer, head)
+            if not (opened > most_open).any():
+                return
+            for bias, share in zip(self.biases(), opened, strict=True):
+                bias.sub_(STEP * (share > most_open))
+
+    def train(self) -> None:
+        """Draw gates from now on. Dropout stays off: the noise of the gates takes its place."""
+        self.trained.train()
+        for module in self.trained.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+
+    def eval(self) -> None:
+        """Gates are steps from now on, as they will be in use."""
+        self.trained.eval()
+
+
+def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
+    if importlib.util.find_spec("peft") is None:
+        raise GatelensError("LoRA needs peft: run `pip install 'gatelens[sparsify]'`, or choose weights='full'.")
+    from peft import LoraConfig, get_peft_model
+
+    family = family_of(hf.config)
+    names = settings.projections or tuple(f"{family.attention}.{name}" for name in (*family.qkv, family.out))
+    config = LoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, target_modules=list(names), lora_dropout=0.0)
+    ends = (hf.get_input_embeddings(), hf.get_output_embeddings())
+    tied = ends[1] is not None and ends[0].weight is ends[1].weight
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            trained = get_peft_model(hf, config)
+    except ValueError as error:
+        raise GatelensError(f"no module of this model is called {' or '.join(names)}: name others.") from error
+    if any(p.requires_grad and adapter_name(name) is None for name, p in trained.named_parameters()):
+        raise GatelensError(f"{' or '.join(names)} names embeddings, which get no adapters here: name linear modules.")
+    if tied and hf.get_output_embeddings() is not ends[1]:
+        raise GatelensError(
+            f"{' or '.join(names)} names the output embeddings, which are the input embeddings too: an adapter of the "
+            "one would change both. Name other modules, or train all weights."
+        )
+    return trained

@@ -1,0 +1,153 @@
+"""The command line: what it prints, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from gatelens import cli
+from gatelens.jobs.circuit import load_circuit
+
+COMMANDS = sorted(cli.COMMANDS)
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_of_each_command(
+        self, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, command, "--help") == 0
+        said = capsys.readouterr()
+        assert "Usage" in said.out
+        assert not said.err
+
+    def test_settings_are_options(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        run(monkeypatch, "circuit", "--help")
+        said = capsys.readouterr().out
+        for option in ("--level", "--method", "--steps", "--out", "--memory-gb", "--seeds", "--threshold", "--ranking"):
+            assert option in said
+
+    def test_comes_at_once(self) -> None:
+        """Help, and importing the package, load neither torch nor transformers."""
+        code = (
+            "import sys; sys.argv = ['gatelens', '--help']\n"
+            "import gatelens, gatelens.cli\n"
+            "try: gatelens.cli.main()\n"
+            "except SystemExit: pass\n"
+            "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+        )
+        begun = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+        assert time.monotonic() - begun < 10  # far less on a machine that is not busy
+        for command in COMMANDS:
+            assert command in done.stdout
+
+
+class TestMistakes:
+    """One sentence on stderr, exit code 2, and nothing written."""
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["NOWHERE", "induction"], "NOWHERE"),
+            (["MODEL", "inductoin"], "Did you mean 'induction'"),
+            (["MODEL", "aba-abb"], "target responses"),
+            (["MODEL", "lines.jsonl"], "lines.jsonl"),
+            (["MODEL", "induction", "--level", "neurons"], "neurons"),
+            (["MODEL", "induction", "--method", "acdc"], "acdc"),
+            (["MODEL", "induction", "--steps", "0"], "steps is at least 1"),
+            (["MODEL", "induction", "--n", "-4"], "n is at least 1"),
+            (["MODEL", "induction", "--sample", "-1"], "sample is at least 0"),
+            (["MODEL", "induction", "--threshold", "2"], "threshold"),
+            (["MODEL", "induction", "--memory-gb", "0"], "memory_gb is a number above 0"),
+            (["MODEL", "induction", "--source", "noise"], "noise"),
+            (["MODEL", "induction", "--level", "attention", "--source", "mean"], "attention edges have no mean"),
+            (["MODEL", "induction", "--dtype", "int8"], "no dtype 'int8'"),
+            (["MODEL", "induction", "--device", "abacus"], "abacus"),
+            (["MODEL", "induction", "--option", "length"], "no task option"),
+            (["MODEL", "induction", "--option", "width=3"], "no option 'width'"),
+            (["MODEL", "induction", "--option", "length=9999"], "length"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_say_what_is_wrong(
+        self,
+        words: list[str],
+        message: str,
+        stories_folder: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        words = [str(stories_folder) if word == "MODEL" else word for word in words]
+        assert run(monkeypatch, "circuit", *words, "--no-check", "--out", str(tmp_path / "out")) == 2
+        said = capsys.readouterr().err.strip()
+        assert message in said
+        assert "Traceback" not in said
+        if said.startswith("gatelens:"):
+            assert len(said.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        "words", [["--nonsense"], ["circuit"], ["circuit", "a"], ["cirquit"], ["circuit", "a", "b", "--n", "x"]]
+    )
+    def test_words_that_are_no_command(
+        self, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, *words) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_out_is_a_file(
+        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "out"
+        out.write_text("mine")
+        assert run(monkeypatch, "circuit", str(stories_folder), "induction", "--no-check", "--out", str(out)) == 2
+        assert "is a file" in capsys.readouterr().err
+        assert out.read_text() == "mine"
+
+
+class TestCircuit:
+    def test_writes_a_run_and_says_so(
+        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "160")
+        settings = "--level edges --method eap-ig --steps 2 --n 3 --points 4 --sample 6 --option length=4"
+        words = ["circuit", str(stories_folder), "induction", *settings.split(), "--out", str(tmp_path / "out")]
+        assert run(monkeypatch, *words) == 0
+        said = capsys.readouterr()
+        assert "memory: about" in said.out
+        assert "edges needed for 90%" in said.out
+        result = load_circuit(tmp_path / "out")
+        assert (result.settings.level, result.settings.steps, result.task) == ("edges", 2, "induction")
+        assert json.loads((tmp_path / "out" / "asked.json").read_text())["task"]["options"] == {"length": 4}
+        assert run(monkeypatch, *words) == 0  # complete: shown again, not computed
+        assert load_circuit(tmp_path / "out").seconds == result.seconds
+
+    def test_a_default_folder(
+        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        words = ["--method", "eap", "--n", "3", "--points", "3", "--sample", "0", "--option", "length=4", "--no-check"]
+        assert run(monkeypatch, "circuit", str(stories_folder), "induction", *words) == 0
+        assert load_circuit("runs/stories260k-induction-heads-eap").validity.correlation is None
+
+
+def test_inspect_prints_counts(
+    stories_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run(monkeypatch, "inspect", str(stories_folder), "--length", "10", "--no-check") == 0
+    said = capsys.readouterr().out
+    # 5 layers: 1 + 9 l sources below layer l, read by 8 + 4 + 4 inputs, and with 8 heads by the MLP; 46 by the logits.
+    assert f"{sum(16 * (1 + 9 * n) + (9 + 9 * n) for n in range(5)) + 46:,} (k and v inputs per KV head)" in said
+    assert f"{55 * 40:,}" in said

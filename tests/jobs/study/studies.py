@@ -1,0 +1,91 @@
+"""Studies of tiny models: a second each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from families import tiny
+from filelock import FileLock
+
+from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.run import run_study
+from gatelens.report import page
+from gatelens.sparse.in_model import make_sparse, save_sparse
+
+CIRCUIT = """\
+tasks = "induction"
+n = 4
+steps = 2
+points = 6
+random_points = 3
+sample = 0
+"""
+GATE = """\
+tasks = "induction"
+models = ["dense"]
+seeds = 2
+updates = 26
+batch = 4
+n = 4
+held_out = 2
+most = 4
+every = 2
+"""
+LENGTH = "[{}.task.induction]\noptions = {{ length = 4 }}"
+
+
+def save_models(folder: Path) -> None:
+    """Two model folders, ``dense`` and ``sparse``."""
+    for name in ("dense", "sparse"):
+        model = tiny("llama")
+        if name == "sparse":
+            make_sparse(model.hf, 0.1)
+            save_sparse(model.hf, folder / name)
+        else:
+            model.hf.save_pretrained(folder / name)
+        model.tokenizer.save_pretrained(folder / name)
+
+
+def study_text(circuit: str = "", gate: bool = False, models: str = "") -> str:
+    """A study of both models; ``circuit``: more settings."""
+    parts = ['title = "Tiny"', "[models]", 'dense = "dense"', 'sparse = "sparse"', models]
+    parts += ["[circuit]", CIRCUIT, circuit, LENGTH.format("circuit")]
+    if gate:
+        parts += ["[gate]", GATE, LENGTH.format("gate")]
+    return "\n".join(parts)
+
+
+def write_study(folder: Path, **about: Any) -> Path:
+    (folder / "tiny.toml").write_text(study_text(**about))
+    return folder / "tiny.toml"
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    """What a study found, cell by cell: everything but times."""
+    found: dict[str, Any] = {}
+    for folder in sorted((out / "cells").iterdir()):
+        found[folder.name] = json.loads((folder / "result.json").read_text()) | {"seconds": None}
+        for path in folder.glob("*.csv"):
+            found[f"{folder.name}/{path.name}"] = path.read_text()
+        for path in folder.glob("*.safetensors"):
+            found[f"{folder.name}/{path.name}"] = path.read_bytes()
+    return found
+
+
+def run_without_report(file: Path, out: Path) -> None:
+    """Run a study in a process of its own, on one core: sums in the same order as in the tests'."""
+    torch.set_num_threads(1)
+    page.write_report = lambda folders, out: page.Report(out / "index.html", [], 0)
+    sys.exit(run_study(read_study(file), out).failed)
+
+
+def hold(lock: Path, held: Any) -> None:
+    """Hold a cell's lock until killed."""
+    with FileLock(lock):
+        held.set()
+        time.sleep(600)

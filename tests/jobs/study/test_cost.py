@@ -1,0 +1,134 @@
+"""The dry run: what a study will take, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run
+from families import tiny
+from studies import write_study
+from toys import random_task
+
+from gatelens import CircuitSettings, Model
+from gatelens.jobs.circuit import score
+from gatelens.jobs.roles import GateSettings
+from gatelens.jobs.study.cells import ModelSpec
+from gatelens.jobs.study.cost import Shape, circuit_forwards, estimates, gate_forwards, parameters_of, weights_gb
+from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.run import run_study
+from gatelens.measures.curves import explained_effect
+
+SHAPE = Shape(heads=10, edges=1000, pairs=500, seconds=0.5, weights_gb=1.0, runs_gb=2.0)
+
+
+def small(**changes: Any) -> CircuitSettings:
+    return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, "sample": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("settings", "forwards"),
+    [
+        # 2 plain, 5 forward-backwards, 6 + 3 circuits; the circuit's complement at the end
+        (small(), 4 * (2 + 5 * 2 + 6 + 3) + 4),
+        (small(method="eap"), 4 * (2 + 2 + 6 + 3) + 4),
+        (small(seeds=2, random_points=0, steps=2), 2 * 4 * (2 + 2 * 2 + 6) + 4),
+        # half a forward for each of 10 heads
+        (small(method="patching"), 4 * (5 + 6 + 3) + 4),
+        # all heads one by one
+        (small(points=0, random_points=0, method="eap"), 4 * (2 + 2 + 11) + 4),
+        # the check: scores once more, and 7 heads patched, on as many of 8 prompts as there are
+        (small(sample=7, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2 + 3.5)),
+        (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
+        (small(level="attention", method="eap"), 4 * (4 + 2 + 6 + 3) + 4),
+        (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
+    ],
+)
+def test_forwards_of_a_circuit(settings: CircuitSettings, forwards: float) -> None:
+    assert circuit_forwards(settings, SHAPE) == forwards
+
+
+def test_forwards_of_gates() -> None:
+    settings = GateSettings(seeds=2, updates=5, batch=3, accumulate=2, held_out=7, most=4, every=3)
+    # three fits of forward-backwards; four curves at 0, 3 and 4 ablated heads, ablated and retained
+    assert gate_forwards(settings) == 3 * 2 * 2 * 5 * 3 * 2 + 4 * 2 * 3 * 2 * 7
+
+
+@pytest.mark.parametrize("level", ["heads", "attention"])
+def test_forwards_are_those_that_are_run(level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores and curves of a real model, counted at its first layer: within a factor of 2, backwards left out."""
+    model: Model = tiny("llama")
+    rows = 0
+
+    def count(module: Any, args: Any, output: Any) -> None:
+        nonlocal rows
+        rows += len(output[0] if isinstance(output, tuple) else output)
+
+    model.anatomy.blocks[0].layer.register_forward_hook(count)
+    task, settings = random_task(n=4), small(level=level, points=12, method="eap")
+    explained_effect(model, task, score(model, task, settings), settings)
+    shape = Shape(heads=12, edges=0, pairs=12 * 45, seconds=0, weights_gb=0, runs_gb=0)
+    backward = 1 * 4
+    assert (
+        (circuit_forwards(settings, shape) - backward) / 2 < rows < (circuit_forwards(settings, shape) - backward) * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("allenai/OLMo-7B-hf", 7e9),
+        ("meta-llama/Llama-3.2-1B", 1e9),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 1.35e8),
+        ("Qwen/Qwen2.5-0.5B", 5e8),
+        ("gpt2", 1.24e8),
+        ("someone/8bit-model", None),
+        ("someone/mine", None),
+    ],
+)
+def test_parameters_by_name(name: str, parameters: float | None) -> None:
+    assert parameters_of(name) == parameters
+
+
+def test_weights_of_a_folder(models: Path) -> None:
+    spec = ModelSpec("dense", str(models / "dense"))
+    parameters = sum(p.numel() for p in tiny("llama").hf.parameters())
+    assert weights_gb(spec) == pytest.approx(4 * parameters / 1e9, rel=0.05)
+
+
+class TestDryRun:
+    def test_says_what_it_takes_and_writes_nothing(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(place)
+        monkeypatch.setenv("COLUMNS", "200")
+        file = write_study(place, gate=True, models='olmo = { load = "allenai/OLMo-7B-hf", dtype = "bfloat16" }')
+        before = sorted(place.rglob("*"))
+        assert run(monkeypatch, "study", str(file), "--dry-run") == 0
+        said = capsys.readouterr().out
+        assert sorted(place.rglob("*")) == before
+        rows = {line.split()[1]: line for line in said.splitlines() if "induction" in line}
+        assert sorted(rows) == sorted(cell.name for cell in read_study(file).cells)
+        assert "measured" in rows["heads-induction-dense"]
+        assert " 2.0 GB" in rows["heads-induction-dense"]
+        assert "guessed" in rows["heads-induction-olmo"]
+        assert " 16.0 GB" in rows["heads-induction-olmo"]  # 14 of weights
+
+    @pytest.mark.usefixtures("no_report")
+    def test_knows_what_is_done_and_what_cannot_be(self, place: Path) -> None:
+        study = read_study(write_study(place))
+        run_study(study, place / "out")
+        assert [one.note for one in estimates(study, place / "out")] == ["done", "done"]
+        (place / "sparse" / "model.safetensors").write_bytes(b"damaged")
+        done, not_ = estimates(study, place / "out")
+        assert done.note == "done"
+        assert "cannot run" in not_.note
+        assert "damaged" in not_.note
+
+    def test_what_cannot_be_loaded_is_listed_too(self, place: Path) -> None:
+        odd = 'odd = { load = "dense", device = "nowhere" }\nworse = "no such id"'
+        notes = {one.cell.model.label: one.note for one in estimates(read_study(write_study(place, models=odd)), place)}
+        assert notes["dense"] == "measured"
+        assert "cannot run" in notes["odd"]
+        assert "cannot run" in notes["worse"]

@@ -1,0 +1,410 @@
+"""Studies on one machine: run, skipped, continued, shared between processes, and what fails in them."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import multiprocessing
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import run
+from studies import hold, numbers, run_without_report, write_study
+
+import gatelens.jobs.study.work as work
+from gatelens import CircuitSettings, GatelensError, find_circuit
+from gatelens.jobs.circuit import load_circuit
+from gatelens.jobs.roles import load_roles
+from gatelens.jobs.study.cells import source_fingerprint
+from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.folder import StudyFolder
+from gatelens.jobs.study.run import run_study, running_order
+from gatelens.jobs.study.summary import Summary
+from gatelens.loading import load
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),
+    pytest.mark.usefixtures("no_report"),
+]
+LEVELS = 'level = ["heads", "edges"]'
+
+# Processes are forked from one that has the imports behind it, which take seconds.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["gatelens.jobs.study.run", "gatelens.report.page"])
+
+
+def start(file: Path, out: Path) -> BaseProcess:
+    process = FORKS.Process(target=run_without_report, args=(file, out))
+    process.start()
+    return process
+
+
+def end(process: BaseProcess, code: int = 0) -> None:
+    process.join(120)
+    assert process.exitcode == code
+
+
+def wait_until(condition: Any, process: BaseProcess) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.is_alive()
+        time.sleep(0.005)
+
+
+def go(file: Path, out: Path) -> Summary:
+    return run_study(read_study(file), out)
+
+
+class TestResults:
+    def test_each_cell_is_the_run_that_it_names(self, place: Path) -> None:
+        file = write_study(place, circuit=LEVELS, gate=True)
+        summary = go(file, place / "out")
+        assert summary.failed == 0
+        settings = CircuitSettings(level="edges", n=4, steps=2, points=6, random_points=3, sample=0)
+        alone = find_circuit(load(place / "sparse"), "induction", settings, options={"length": 4})
+        ours = load_circuit(place / "out" / "cells" / "edges-induction-sparse")
+        assert torch.equal(ours.curve.metrics, alone.curve.metrics)
+        assert summary.outcomes["edges-induction-sparse"].count == alone.count
+        roles = load_roles(place / "out" / "cells" / "roles-induction-dense").roles
+        needed = int((roles.minus >= 0.5).all(0).sum())
+        assert summary.outcomes["roles-induction-dense"].count == needed
+
+    def test_the_summary(self, place: Path, no_report: list[list[str]]) -> None:
+        go(write_study(place, circuit=LEVELS), place / "out")
+        about = json.loads((place / "out" / "summary.json").read_text())
+        assert (about["title"], about["done"], about["failed"]) == ("Tiny", 4, 0)
+        rows = {row["cell"]: row for row in csv.DictReader((place / "out" / "summary.csv").open())}
+        assert sorted(rows) == sorted(cell["cell"] for cell in about["cells"]) == sorted(no_report[0])
+        for level in ("heads", "edges"):
+            counts = [
+                load_circuit(place / "out" / "cells" / f"{level}-induction-{model}").count
+                for model in ("dense", "sparse")
+            ]
+            assert [float(rows[f"{level}-induction-{m}"]["count"]) for m in ("dense", "sparse")] == counts
+            (found,) = [one for one in about["multipliers"] if one["level"] == level]
+            assert (found["dense"], found["sparse"]) == ("dense", "sparse")
+            assert found["multiplier"] == pytest.approx(counts[0] / counts[1])
+            assert float(rows[f"{level}-induction-sparse"]["multiplier"]) == pytest.approx(counts[0] / counts[1], 1e-4)
+            assert rows[f"{level}-induction-dense"]["multiplier"] == ""
+
+    def test_seeds_and_other_axes_are_compared_each_for_itself(self, place: Path) -> None:
+        file = write_study(place, circuit="seed = [0, 3]", models='same = { load = "dense", dense = "dense" }')
+        summary = go(file, place / "out")
+        found = {(one.sparse, one.varied.get("seed", 0)): one.multiplier for one in summary.multipliers}
+        assert found == {
+            ("same", 0): 1.0,
+            ("same", 3): 1.0,
+        }  # the same model needs as many; no pair was named otherwise
+
+    def test_counts_at_different_thresholds_are_not_compared(self, place: Path) -> None:
+        file = write_study(place)
+        file.write_text(f"{file.read_text()}\n[circuit.model.sparse]\nthreshold = 0.5\n")
+        summary = go(file, place / "out")
+        assert (summary.failed, summary.multipliers) == (0, [])
+
+    def test_a_model_is_loaded_once(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded: list[str] = []
+        original = work.ModelSpec.open
+        monkeypatch.setattr(work.ModelSpec, "open", lambda spec: loaded.append(spec.label) or original(spec))
+        go(write_study(place, circuit=LEVELS), place / "out")
+        assert loaded == ["dense", "sparse"]
+        go(write_study(place, circuit=LEVELS), place / "out")  # all is done: no model is needed
+        assert loaded == ["dense", "sparse"]
+
+    def test_a_bias_gates_a_dense_model(self, place: Path) -> None:
+        file = write_study(place, models='gated = { load = "dense", bias = 0.1 }')
+        summary = go(file, place / "out")
+        ours, saved = (load_circuit(place / "out" / "cells" / f"heads-induction-{m}") for m in ("gated", "sparse"))
+        assert summary.outcomes["heads-induction-gated"].sparse
+        assert torch.equal(ours.curve.metrics, saved.curve.metrics)
+
+    def test_the_report_of_a_study(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()  # the real one
+        (place / "one.toml").write_text(write_study(place).read_text().replace('sparse = "sparse"', ""))
+        summary = go(place / "one.toml", place / "out")
+        assert summary.report == place / "out" / "report" / "index.html"
+        assert "induction" in summary.report.read_text()
+        written = summary.report.stat().st_mtime_ns
+        assert go(place / "one.toml", place / "out").report == summary.report
+        assert summary.report.stat().st_mtime_ns == written  # nothing has changed since
+
+
+class TestSkipping:
+    def test_done_cells_are_left_as_they_are(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = write_study(place)
+        first = go(file, place / "out")
+        monkeypatch.setattr(work, "find_circuit", None)  # would fail
+        assert go(file, place / "out").outcomes == first.outcomes
+
+    def test_a_study_may_grow(self, place: Path) -> None:
+        go(write_study(place), place / "out")
+        before = numbers(place / "out")
+        file = write_study(place, circuit=LEVELS + "\nseed = [0, 1]", models='third = "dense"')
+        assert go(file, place / "out").failed == 0
+        after = numbers(place / "out")
+        assert before.items() <= after.items()
+        assert len(list((place / "out" / "cells").iterdir())) == 3 * 2 * 2
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('title = "Tiny"', 'title = "Other"', "holds the study 'Tiny', and .* is 'Other'"),
+            ("n = 4", "n = 5", r"the cell heads-induction-dense with settings\.n 4, and .* asks for 5"),
+            ('dense = "dense"', 'dense = "sparse"', "the model dense with load 'dense', and .* asks for 'sparse'"),
+            ('sparse = "sparse"', "", "the model sparse, which .* does not ask for"),
+            ("length = 4", "length = 5", r"options\.length 4, and .* asks for 5"),
+            ("points = 6", 'points = 6\nlevel = "edges"', "the cell heads-induction-dense, which .* does not ask for"),
+        ],
+    )
+    def test_another_study_is_refused(self, old: str, new: str, message: str, place: Path) -> None:
+        file = write_study(place)
+        folder = StudyFolder(place / "out")
+        folder.claim(read_study(file))
+        before = (place / "out" / "study.json").read_bytes()
+        file.write_text(file.read_text().replace(old, new, 1))
+        with pytest.raises(GatelensError, match=message):
+            go(file, place / "out")
+        assert (place / "out" / "study.json").read_bytes() == before
+
+    def test_memory_and_machines_are_no_part_of_a_study(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        go(write_study(place), place / "out")
+        monkeypatch.setattr(work, "find_circuit", None)
+        file = write_study(place, circuit="memory_gb = 1")
+        file.write_text(file.read_text().replace('dense = "dense"', 'dense = { load = "dense", cpus = 2 }'))
+        assert go(file, place / "out").failed == 0
+
+    def test_other_weights_are_run_anew_and_the_old_run_is_kept(self, place: Path) -> None:
+        file = write_study(place)
+        go(file, place / "out")
+        before = numbers(place / "out")
+        weights = (place / "dense" / "model.safetensors").read_bytes()
+        (place / "dense" / "model.safetensors").write_bytes(weights[:-400] + b"\x3d" * 400)
+        assert go(file, place / "out").failed == 0
+        after = numbers(place / "out")
+        name = "heads-induction-dense/scores.safetensors"
+        assert after[name] != before[name]
+        assert after[name.replace("dense", "sparse")] == before[name.replace("dense", "sparse")]
+        (old,) = (place / "out" / "outdated").iterdir()
+        assert (old / "scores.safetensors").read_bytes() == before[name]
+
+    def test_folders_that_are_no_study(self, place: Path) -> None:
+        file = write_study(place)
+        with pytest.raises(GatelensError, match="holds other files and no study"):
+            go(file, place)
+        with pytest.raises(GatelensError, match="is a file"):
+            go(file, file)
+        with pytest.raises(GatelensError, match="no engine 'rey'"):
+            run_study(read_study(file), place / "out", engine="rey")  # type: ignore[arg-type]
+        with pytest.raises(GatelensError, match="goes with the engine ray"):
+            run_study(read_study(file), place / "out", address="auto")
+        assert not (place / "out").exists()
+
+    def test_processes_that_work_on_one_cell_together_are_refused(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(GatelensError, match="not started by `accelerate launch`"):
+            run_study(read_study(write_study(place)), place / "out")
+        assert not (place / "out").exists()
+
+    def test_large_files_are_sampled_from_end_to_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        seen = set()
+        for at in (None, 0, 5_000_000 - 1):
+            content = bytearray(5_000_000)
+            if at is not None:
+                content[at] = 1
+            path.write_bytes(content)
+            seen.add(source_fingerprint(str(tmp_path)))
+        assert len(seen) == 3
+
+
+class TestFailures:
+    def test_the_others_go_on(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A model that cannot be read: its cells fail with the reason, on the screen and in the summary too."""
+        monkeypatch.setenv("COLUMNS", "200")
+        file = write_study(place, circuit=LEVELS)
+        (place / "dense" / "model.safetensors").write_bytes(b"damaged")
+        words = ["study", str(file), "--out", str(place / "out")]
+        assert run(monkeypatch, *words) == 1
+        said = capsys.readouterr()
+        assert "heads-induction-dense failed: " in said.err
+        assert "truncated or damaged" in said.err
+        about = json.loads((place / "out" / "summary.json").read_text())
+        rows = {row["cell"]: row for row in about["cells"]}
+        assert {name: row["status"] for name, row in rows.items()} == {
+            "heads-induction-dense": "failed",
+            "edges-induction-dense": "failed",
+            "heads-induction-sparse": "done",
+            "edges-induction-sparse": "done",
+        }
+        assert "truncated or damaged" in rows["edges-induction-dense"]["reason"]
+        assert about["multipliers"] == []
+
+    def test_what_failed_is_tried_again(self, place: Path) -> None:
+        file = write_study(place)
+        weights = (place / "dense" / "model.safetensors").read_bytes()
+        (place / "dense" / "model.safetensors").write_bytes(b"damaged")
+        assert go(file, place / "out").failed == 1
+        (place / "dense" / "model.safetensors").write_bytes(weights)
+        assert go(file, place / "out").failed == 0
+
+    def test_an_unforeseen_error_is_kept_with_its_place(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(work, "find_circuit", broken)
+        outcome = go(write_study(place), place / "out").outcomes["heads-induction-dense"]
+        assert (outcome.status, outcome.reason) == ("failed", "ZeroDivisionError: a bug")
+        assert "in broken" in (outcome.trace or "")
+
+    def test_out_of_memory_is_tried_again_with_half(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = write_study(place, circuit="memory_gb = 2")
+        whole = go(file, place / "whole")
+        seen: list[float] = []
+
+        def scarce(model: Any, task: Any, settings: CircuitSettings, **more: Any) -> Any:
+            seen.append(settings.memory_gb)
+            if settings.memory_gb > 1:
+                # Begun, and then there is no room: the first pieces are of larger batches.
+                with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                    patch.setattr("gatelens.jobs.circuit._validate", interrupted)
+                    find_circuit(model, task, settings, **more)
+                assert list(more["out"].glob("pieces/2-gb/**/curve*"))
+                torch.empty(1 << 50)  # torch's own error
+            return find_circuit(model, task, settings, **more)
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(work, "find_circuit", scarce)
+        summary = go(file, place / "out")
+        assert seen == [2.0, 1.0, 2.0, 1.0]
+        assert summary.failed == 0
+        counts = [{n: o.count for n, o in one.outcomes.items()} for one in (summary, whole)]
+        assert counts[0] == counts[1]
+
+    @pytest.mark.parametrize(
+        "error",
+        [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")],
+    )
+    def test_out_of_memory_for_good(self, error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[float] = []
+
+        def scarce(model: Any, task: Any, settings: CircuitSettings, **more: Any) -> Any:
+            tried.append(settings.memory_gb)
+            if model.name == "dense":
+                raise error
+            return find_circuit(model, task, settings, **more)
+
+        monkeypatch.setattr(work, "find_circuit", scarce)
+        summary = go(write_study(place), place / "out")
+        assert tried == [2.0, 1.0, 2.0]
+        assert summary.failed == 1
+        assert "out of memory" in (summary.outcomes["heads-induction-dense"].reason or "")
+
+    def test_no_space_left(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While the first cell writes; the second finds room. The first then continues."""
+        import gatelens.runtime.journal as journal
+
+        original = journal.write_tensors
+        file = write_study(place)
+
+        def full(path: Path, tensors: Any) -> None:
+            if "dense" in str(path) and "curve" in path.name:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            original(path, tensors)
+
+        monkeypatch.setattr(journal, "write_tensors", full)
+        summary = go(file, place / "out")
+        assert summary.failed == 1
+        assert "No space left on device" in (summary.outcomes["heads-induction-dense"].reason or "")
+        monkeypatch.setattr(journal, "write_tensors", original)
+        assert go(file, place / "out").failed == 0
+
+    def test_no_space_for_anything(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not even for the records: the cells fail, and so does the summary, but nothing breaks."""
+        file = write_study(place)
+        StudyFolder(place / "out").claim(read_study(file))
+
+        def full(*args: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("gatelens.jobs.study.folder.StudyFolder.write", full)
+        monkeypatch.setattr("gatelens.jobs.study.summary.write_json", full)
+        summary = go(file, place / "out")
+        assert summary.failed == 2
+        assert all("No space left" in sentence for sentence in (*summary.failures(), *summary.problems))
+
+
+def test_the_longest_gate_cells_run_first_and_circuits_in_their_order(place: Path) -> None:
+    gate = 'tasks = ["syntax", "math"]\nseeds = 1\nupdates = 5\n[gate.task.math]\nupdates = 6\n'
+    text = '[models]\nsparse = "sparse"\ndense = "dense"\n[circuit]\ntasks = ["ioi", "docstring"]\n[gate]\n' + gate
+    (place / "order.toml").write_text(text)
+    cells = read_study(place / "order.toml").cells
+    names = [cell.name for cell in running_order(cells)]
+    wanted = [
+        f"{what}-{model}"
+        for model in ("sparse", "dense")
+        for what in ("roles-math", "roles-syntax", "heads-ioi", "heads-docstring")
+    ]
+    assert names == wanted
+    assert [cell.name for cell in cells] != wanted
+
+
+class TestProcesses:
+    def test_killed_at_any_point_it_continues(self, place: Path, tmp_path: Path) -> None:
+        file = write_study(place, circuit=LEVELS + "\nmemory_gb = 0.0001")
+        out = place / "out"
+        go(file, tmp_path / "whole")
+        for condition in (
+            lambda: list(out.glob("cells/*/pieces/**/*.safetensors")),
+            lambda: list(out.glob("state/edges-induction-dense.json")),
+            lambda: list(out.glob("cells/edges-induction-sparse/pieces/**/*.safetensors")),
+        ):
+            process = start(file, out)
+            wait_until(condition, process)
+            process.kill()
+            end(process, -signal.SIGKILL)
+        end(start(file, out))
+        assert numbers(out) == numbers(tmp_path / "whole")
+
+    def test_two_at_once_share_the_work(self, place: Path, tmp_path: Path) -> None:
+        file = write_study(place, circuit='level = ["heads", "edges"]\nseed = [0, 1, 2]')
+        both = [start(file, place / "out") for _ in range(2)]
+        for process in both:
+            end(process)
+        go(file, tmp_path / "alone")
+        assert numbers(place / "out") == numbers(tmp_path / "alone")
+        workers = {json.loads(path.read_text())["process"] for path in (place / "out" / "state").glob("*.json")}
+        assert workers <= {process.pid for process in both}
+        assert json.loads((place / "out" / "summary.json").read_text())["done"] == 12
+
+    def test_a_cell_in_other_hands_is_waited_for(self, place: Path) -> None:
+        """The second process takes the free cell, waits for the first's, and takes it over when that one is killed."""
+        file = write_study(place)
+        out = place / "out"
+        StudyFolder(out).claim(read_study(file))
+        held = FORKS.Event()
+        first = FORKS.Process(target=hold, args=(out / "state" / "heads-induction-dense.lock", held))
+        first.start()
+        assert held.wait(120)
+        second = start(file, out)
+        wait_until(lambda: (out / "cells" / "heads-induction-sparse" / "result.json").exists(), second)
+        time.sleep(0.3)
+        assert second.is_alive()
+        assert not (out / "cells" / "heads-induction-dense").exists()
+        first.kill()
+        end(first, -signal.SIGKILL)
+        end(second)
+        assert (out / "cells" / "heads-induction-dense" / "result.json").exists()

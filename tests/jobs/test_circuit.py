@@ -1,0 +1,207 @@
+"""The whole job, and its continuation after being killed at any point."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import wrap
+from safetensors.torch import load_file
+
+import gatelens
+from gatelens import CircuitSettings, GatelensError, Model, find_circuit
+from gatelens.jobs import circuit as job
+from gatelens.jobs.circuit import load_circuit, memory_estimate
+from gatelens.measures.exchange import read_graph
+from gatelens.model.graph import Graph
+from gatelens.sparse.in_model import make_sparse
+
+SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=12, steps=2)
+OPTIONS = {"length": 5}
+
+
+def small(**changes: Any) -> CircuitSettings:
+    return replace(SMALL, **changes)
+
+
+def pieces(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.glob("pieces/**/*.safetensors")}
+
+
+def files(folder: Path) -> dict[str, Any]:
+    """Everything in a finished folder but the time it took."""
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    found["result.json"] = {**json.loads(found["result.json"]), "seconds": None}
+    return found
+
+
+class TestResult:
+    @pytest.mark.parametrize("level", ["heads", "edges", "attention"])
+    @pytest.mark.parametrize("method", ["patching", "eap", "eap-ig"])
+    def test_every_level_and_method(self, stories: Model, level: str, method: str) -> None:
+        if method == "patching" and level != "heads":
+            pytest.skip("one gate at a time takes too long for a test")
+        result = find_circuit(stories, "induction", small(level=level, method=method), options=OPTIONS)
+        assert result.curve.effect[[0, -1]].tolist() == pytest.approx([0, 1], abs=1e-6)
+        assert result.curve.random is not None
+        assert (result.validity.correlation is None) == (method == "patching")
+        assert result.validity.overlap is None
+        point = result.curve.point_at(0.9)
+        assert result.count == result.validity.kept == float(result.curve.kept[point])
+        assert result.validity.effect == pytest.approx(float(result.curve.effect[point]))
+
+    @pytest.mark.parametrize("level", ["heads", "edges", "attention"])
+    def test_several_seeds_make_one_curve(self, stories: Model, level: str) -> None:
+        """Also where prompts, and so the number of attention edges, differ between seeds."""
+        result = find_circuit(stories, "induction", small(level=level, method="eap", n=2, seeds=3), options=OPTIONS)
+        assert result.curve.none.shape == (3, 2)
+        assert 0 <= result.validity.overlap <= 1
+        assert len(result.scores) == 3
+
+    def test_a_sparse_model(self, stories: Model) -> None:
+        sparse = wrap(copy.deepcopy(stories.hf), "sparse stories")
+        sparse = Model("sparse", sparse.hf, stories.tokenizer, sparse.anatomy)
+        make_sparse(sparse.hf, 0.5)
+        dense, open_ = (
+            find_circuit(model, "induction", small(level="attention", method="eap"), options=OPTIONS)
+            for model in (stories, sparse)
+        )
+        assert open_.curve.total < dense.curve.total
+        assert open_.curve.effect[[0, -1]].tolist() == pytest.approx([0, 1], abs=1e-6)
+
+    def test_what_is_saved(self, stories: Model, tmp_path: Path) -> None:
+        result = find_circuit(stories, "induction", small(level="edges", seeds=2), out=tmp_path, options=OPTIONS)
+        asked = json.loads((tmp_path / "asked.json").read_text())
+        assert asked["model"]["fingerprint"] == stories.fingerprint
+        assert asked["settings"]["steps"] == 2
+        assert asked["task"]["options"] == OPTIONS
+        assert asked["versions"]["torch"] == torch.__version__
+        saved = load_file(tmp_path / "scores.safetensors")
+        for seed in (0, 1):
+            assert torch.equal(saved[f"seed-{seed}.scores"], result.scores[seed].scores)
+        graph = Graph.of(stories.anatomy)
+        scores, kept = read_graph(tmp_path / "circuit.json", graph)
+        torch.testing.assert_close(scores.scores, result.scores[0].scores)
+        assert 0 < kept.sum() <= result.count * 2
+        assert not (tmp_path / "pieces").exists()
+        again = find_circuit(stories, "induction", small(level="edges", seeds=2), out=tmp_path, options=OPTIONS)
+        for found in (again, load_circuit(tmp_path)):
+            assert torch.equal(found.curve.metrics, result.curve.metrics)
+            assert (found.validity, found.settings, found.count) == (result.validity, result.settings, result.count)
+
+    def test_what_a_killed_start_left_is_cleared_away(self, stories: Model, tmp_path: Path) -> None:
+        (tmp_path / "asked.123.tmp").write_text("{")
+        find_circuit(stories, "induction", small(method="eap"), out=tmp_path, options=OPTIONS)
+        assert not list(tmp_path.glob("*.tmp"))
+
+    def test_a_folder_is_not_used_twice(self, stories: Model, tmp_path: Path) -> None:
+        find_circuit(stories, "induction", small(), out=tmp_path, options=OPTIONS)
+        before = files(tmp_path)
+        for settings, options in ((small(n=5), OPTIONS), (small(), {"length": 6}), (small(level="edges"), OPTIONS)):
+            with pytest.raises(GatelensError, match="give another folder"):
+                find_circuit(stories, "induction", settings, out=tmp_path, options=options)
+        assert files(tmp_path) == before
+
+    def test_a_result_of_another_version(self, tmp_path: Path) -> None:
+        (tmp_path / "result.json").write_text("{}")
+        with pytest.raises(GatelensError, match="holds no circuit of this version"):
+            load_circuit(tmp_path)
+
+    def test_the_memory_that_is_announced(self, stories: Model) -> None:
+        weights, runs = memory_estimate(stories, small(memory_gb=0.5))
+        assert weights == pytest.approx(4 * stories.n_parameters / 1e9)
+        assert runs == 0.5
+        assert memory_estimate(stories, small(memory_gb=1e-6))[1] > 1e-3  # one prompt has to fit
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"level": "neurons"}, {"method": "acdc"}, {"steps": 0}, {"n": 0}, {"seeds": 0}, {"threshold": 0.0},
+     {"threshold": 1.5}, {"sample": -1}, {"seed": -1}],
+)  # fmt: skip
+def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(GatelensError):
+        CircuitSettings(**wrong)
+
+
+class TestInterrupted:
+    """Stopped anywhere and started again, a run ends with the same numbers, and no finished piece is done again."""
+
+    @pytest.mark.parametrize("level", ["heads", "edges", "attention"])
+    def test_after_every_piece(
+        self, level: str, stories: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each start is broken off at its first new piece, until none is left."""
+        # Tiny memory makes many pieces.
+        settings = small(level=level, method="eap", n=3, points=4, sample=4, memory_gb=1e-4)
+        find_circuit(stories, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
+        keep, written = job.Journal.keep, []
+
+        def keep_and_stop(self: Any, name: str, value: Any) -> None:
+            keep(self, name, value)
+            written.append(f"{self.folder}/{self.prefix}{name}")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(job.Journal, "keep", keep_and_stop)
+        for _ in range(300):
+            try:
+                find_circuit(stories, "induction", settings, out=tmp_path / "in pieces", options=OPTIONS)
+                break
+            except KeyboardInterrupt:
+                pass
+        assert len(written) == len(set(written)) > 10
+        assert files(tmp_path / "at once") == files(tmp_path / "in pieces")
+
+    def test_killed(self, stories: Model, stories_folder: Path, tmp_path: Path) -> None:
+        """The command itself, killed without warning at several points."""
+        command = [
+            sys.executable, "-m", "gatelens", "circuit", str(stories_folder), "induction",
+            "--out", str(tmp_path / "out"),
+            "--method", "patching", "--n", "24", "--points", "6", "--option", "length=5", "--memory-gb", "0.001",
+            "--no-check",
+        ]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        seen: dict[str, int] = {}
+        for wanted in (0, 9):  # pieces more than before
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            before = pieces(tmp_path / "out")
+            while process.poll() is None and len(pieces(tmp_path / "out")) < len(before) + wanted:
+                time.sleep(0.01)
+            while wanted == 0 and process.poll() is None and not (tmp_path / "out").exists():
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert process.returncode == -signal.SIGKILL
+            for path, written in seen.items():  # no finished piece was touched again
+                assert (tmp_path / "out" / path).stat().st_mtime_ns == written
+            seen = {path: (tmp_path / "out" / path).stat().st_mtime_ns for path in pieces(tmp_path / "out")}
+        assert len(seen) >= 9
+        clock = tmp_path / "out" / "pieces" / "seconds.json"
+        assert json.loads(clock.read_text())["seconds"] > 0
+        clock.write_text('{"seconds": 1000}')
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        settings = CircuitSettings(n=24, method="patching", points=6, memory_gb=0.001)
+        find_circuit(stories, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
+        assert files(tmp_path / "at once") == files(tmp_path / "out")
+        assert 1000 < load_circuit(tmp_path / "out").seconds < 1600
+
+
+def test_a_response_task_is_refused(stories: Model, tmp_path: Path) -> None:
+    with pytest.raises(GatelensError, match="`gatelens gate` is for it"):
+        find_circuit(stories, "aba-abb", small(), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_public_names() -> None:
+    assert gatelens.find_circuit is find_circuit

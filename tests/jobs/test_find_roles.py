@@ -1,0 +1,178 @@
+"""The gate job: its folder, its continuation after a kill, and its figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from gatelens import GatelensError, Model
+from gatelens.cli.tables import roles_table
+from gatelens.gates.responses import share_known
+from gatelens.jobs.roles import GateSettings, find_roles, load_roles
+from gatelens.methods.head_gating import KINDS
+from gatelens.tasks import task as make_task
+from gatelens.tasks.batches import as_responses, split
+
+pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+SMALL = GateSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
+
+
+def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(stories, "induction", SMALL, out=tmp_path / "run")
+    again = load_roles(tmp_path / "run")
+    assert again.settings == SMALL
+    for kind in KINDS:
+        assert torch.equal(found.roles.kind(kind), again.roles.kind(kind))
+    for a, b in zip(found.curves, again.curves, strict=True):
+        assert a.kind == b.kind
+        assert torch.equal(a.changes, b.changes)
+        assert torch.equal(a.heads, b.heads)
+    rows = list(csv.DictReader((tmp_path / "run" / "ablation.csv").open()))
+    last = [row for row in rows if row["kind"] == "facilitation"][-1]
+    assert (int(last["ablated"]), float(last["change"])) == (
+        6,
+        pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
+    )
+    assert again.known == found.known
+    for before, after in zip(found.curves, again.curves, strict=True):
+        assert before.own is not None
+        assert after.own is not None
+        assert torch.equal(before.own, after.own)
+    needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
+    assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
+    assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
+    for name in ("roles", "ablation"):
+        assert all((tmp_path / "run" / f"{name}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+
+
+def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(stories: Model) -> None:
+    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
+    curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in found.curves]
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    assert "just these" not in printed.getvalue()
+    curves[2] = replace(curves[2], heads=torch.tensor([3, 6]))
+    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    assert printed.getvalue().count("+1.50  with just these heads") == 1
+
+
+def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:
+    found = find_roles(stories, "syntax", GateSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
+    fitted, held_out = (
+        share_known(stories, part, 1.0) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
+    )
+    assert found.known == pytest.approx(held_out)
+    assert fitted != pytest.approx(held_out)
+
+
+def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
+    saved = load_file(tmp_path / "roles.safetensors")
+    for kind in KINDS:
+        assert torch.equal(saved[kind], found.roles.kind(kind))
+    rows = list(csv.DictReader((tmp_path / "roles.csv").open()))
+    assert len(rows) == stories.n_layers * stories.n_heads * len(KINDS)
+    (row,) = [row for row in rows if (row["head"], row["kind"]) == ("L1H2", "irrelevance")]
+    plus, minus = found.roles.plus[:, 1, 2], found.roles.minus[:, 1, 2]
+    assert [float(row[f"seed {seed}"]) for seed in range(2)] == pytest.approx((plus * (1 - minus)).tolist(), rel=1e-4)
+    assert float(row["mean"]) == pytest.approx((plus * (1 - minus)).mean().item(), rel=1e-4)
+
+
+def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_free(
+    stories: Model, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    lines = ['{"prompt": "Once upon a", "response": " time"}'] * 5
+    long = json.dumps({"prompt": "Once upon a time. " * 300, "response": " Tom"})
+    own.write_text("\n".join([*lines, long]))
+    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    with pytest.raises(GatelensError, match=r"1 of 6 lines are bad(.|\n)*line 6: \d+ tokens, and the model reads 512"):
+        find_roles(stories, str(own), settings, out=tmp_path / "run")
+    own.write_text("\n".join([*lines, lines[0]]))
+    find_roles(stories, str(own), settings, out=tmp_path / "run")
+
+
+def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {}
+
+    def watch(name: str) -> None:
+        import gatelens.jobs.roles
+
+        original = getattr(gatelens.jobs.roles, name)
+
+        def spy(model: Model, task: object, *args: object, **kwargs: object) -> object:
+            seen.setdefault(name, set()).update(example.prompt_ids for example in task.examples)  # type: ignore[attr-defined]
+            return original(model, task, *args, **kwargs)
+
+        monkeypatch.setattr(gatelens.jobs.roles, name, spy)
+
+    watch("fit_head_gates")
+    watch("ablation_curve")
+    find_roles(stories, "induction", GateSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
+    assert {name: len(prompts) for name, prompts in seen.items()} == {"fit_head_gates": 6, "ablation_curve": 5}
+    assert not seen["fit_head_gates"] & seen["ablation_curve"]
+
+
+def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_folder: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gatelens",
+        "gate",
+        str(stories_folder),
+        "induction",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
+    command += ["--most", "6", "--every", "3"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as here
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run" / "pieces").glob("G+*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "result.json").exists()
+    clock = tmp_path / "run" / "pieces" / "seconds.json"
+    assert 0 < json.loads(clock.read_text())["seconds"] < 120
+    clock.write_text('{"seconds": 1000}')
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
+    assert done.returncode == 0, done.stderr
+    assert 1000 < load_roles(tmp_path / "run").seconds < 1120
+    whole = find_roles(stories, "induction", SMALL)
+    for kind in KINDS:
+        torch.testing.assert_close(
+            load_roles(tmp_path / "run").roles.kind(kind), whole.roles.kind(kind), atol=1e-6, rtol=0
+        )
+
+
+def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 3)
+    with pytest.raises(GatelensError, match="has 3 examples, fewer than 8 to fit and 4 to hold out"):
+        find_roles(stories, str(own), SMALL)
+
+
+def test_another_request_in_the_same_folder_is_refused(stories: Model, tmp_path: Path) -> None:
+    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    find_roles(stories, "induction", settings, out=tmp_path / "run")
+    with pytest.raises(GatelensError, match="holds a run with settings"):
+        find_roles(
+            stories, "induction", GateSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
+        )

@@ -1,0 +1,268 @@
+"""Ablation curves, contrastive gates and the comparison with patching, on the model whose roles are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from copying import COPIES, SPOILS, copying_model, copying_task
+from scipy import stats
+
+from gatelens import CircuitSettings, GatelensError, Model, find_circuit
+from gatelens.cli import main
+from gatelens.gates.responses import response_log_probs
+from gatelens.gates.scores import HeadScores
+from gatelens.jobs.contrast import TwoTaskSettings, find_contrast, load_contrast
+from gatelens.jobs.roles import GateSettings, find_roles
+from gatelens.measures.ablation import AblationCurve, ablation_curve, ablation_order
+from gatelens.measures.mediation import compare_runs, compare_with_patching
+from gatelens.methods.contrast import ContrastSettings, fit_contrast
+from gatelens.methods.head_gating import KINDS, HeadRoles
+from gatelens.tasks.base import Example, ResponseTask
+from gatelens.tasks.batches import split
+
+pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+
+
+@pytest.fixture(scope="module")
+def roles() -> HeadRoles:
+    """Roles by hand: the truth, a little different in the second seed."""
+    plus, minus = torch.full((2, 2, 4), 0.9), torch.full((2, 2, 4), 0.1)
+    for head, rank in zip(COPIES, (0.99, 0.95), strict=True):
+        minus[:, head.layer, head.index] = rank
+    plus[:, SPOILS.layer, SPOILS.index] = 0.05
+    plus[1] *= 0.9
+    return HeadRoles(1 - plus, plus, minus, torch.zeros(3, 1, 2))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "random"])
+def test_a_curve_equals_forcing_gates_by_hand(roles: HeadRoles, kind: str) -> None:
+    model, task = copying_model(), copying_task(6)
+    curve = ablation_curve(model, task, roles, kind, most=3, batch=4)
+    (batch,) = task.batches(6)
+    for seed in range(2):
+        order = ablation_order(roles, kind, seed)
+        for n in range(4):
+            ablated, retained = roles.plus[seed].clone(), roles.plus[seed].clone()
+            for place in order[:n].tolist():
+                ablated[place // 4, place % 4], retained[place // 4, place % 4] = 0, 1
+            sums = response_log_probs(model, batch, torch.stack([ablated, retained])).mean(1)
+            assert curve.changes[seed, n].item() == pytest.approx((sums[0] - sums[1]).item(), abs=1e-4)
+
+
+def test_a_curve_tells_how_many_ablated_heads_are_of_its_kind(roles: HeadRoles) -> None:
+    # Interfering are the spoiler in both seeds and, in the second, where 0.5 is just reached, one more head.
+    plus = roles.plus.clone()
+    plus[1, 1, 3] = 0.5
+    changed = replace(roles, plus=plus)
+    curve = ablation_curve(copying_model(), copying_task(2), changed, "interference", most=3)
+    assert curve.heads.tolist() == [1, 2]
+    assert curve.of_kind.tolist() == [0.0, 1.0, 1.5, 1.5]
+    assert curve.own is not None
+    assert torch.equal(curve.own, curve.changes[[0, 1], [1, 2]])
+    assert curve.own[0] != curve.changes[0, 2]  # which the head that follows would change
+    anything = ablation_curve(copying_model(), copying_task(2), changed, "random", most=3)
+    assert anything.of_kind.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("most", "every", "ends"), [(3, 3, [1, 2]), (1, 1, [1, 1])])
+def test_a_kind_s_own_heads_are_ablated_whatever_the_points(
+    roles: HeadRoles, most: int, every: int, ends: list[int]
+) -> None:
+    plus = roles.plus.clone()
+    plus[1, 1, 3] = 0.5  # so that there are one interfering head and two
+    changed = replace(roles, plus=plus)
+    model, task = copying_model(), copying_task(2)
+    own = ablation_curve(model, task, changed, "interference", most, every=every).own
+    by_one = ablation_curve(model, task, changed, "interference", most=3).changes
+    assert own is not None
+    torch.testing.assert_close(own, by_one[[0, 1], ends])
+
+
+def test_a_kind_without_heads_changes_nothing(roles: HeadRoles) -> None:
+    open_ = replace(roles, plus=torch.full_like(roles.plus, 0.9))
+    own = ablation_curve(copying_model(), copying_task(2), open_, "interference", most=3).own
+    assert own is not None
+    assert own.tolist() == [0.0, 0.0]
+
+
+def test_each_kind_does_what_its_name_says(roles: HeadRoles) -> None:
+    model, task = copying_model(), copying_task(6)
+    needed, idle, harmful = (ablation_curve(model, task, roles, kind, most=2).change for kind in KINDS)
+    assert needed[2] < -5
+    assert idle.abs().max() < 1e-4
+    assert harmful[1] > 5
+
+
+def test_the_order_goes_by_the_kind_and_random_orders_differ(roles: HeadRoles) -> None:
+    assert ablation_order(roles, "facilitation", 0)[:2].tolist() == [0, 1]
+    assert ablation_order(roles, "interference", 0)[0].item() == 2
+    assert sorted(ablation_order(roles, "random", 0).tolist()) == list(range(8))
+    assert ablation_order(roles, "random", 0).tolist() != ablation_order(roles, "random", 1).tolist()
+
+
+def test_every_leaves_out_points_but_not_the_last(roles: HeadRoles) -> None:
+    curve = ablation_curve(copying_model(), copying_task(2), roles, most=5, every=3)
+    assert curve.ablated.tolist() == [0, 3, 5]
+
+
+def test_the_band_covers_the_seeds() -> None:
+    changes = torch.tensor([[0.0, -1.0], [0.0, -3.0]])
+    curve = AblationCurve("random", torch.tensor([0, 1]), changes, torch.tensor([8, 8]))
+    assert curve.change.tolist() == [0.0, -2.0]
+    assert curve.low.tolist() == [0.0, -3.0]
+    assert curve.high.tolist() == [0.0, -1.0]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("helpfulness", 2), ("facilitation", 0), ("facilitation", 9)])
+def test_bad_requests_are_refused(roles: HeadRoles, kind: str, most: int) -> None:
+    with pytest.raises(GatelensError):
+        ablation_curve(copying_model(), copying_task(2), roles, kind, most)
+
+
+def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
+    # The first word is copied by one head and the second by another: one can be kept without the other.
+    whole = copying_task(32)
+    first = [Example(e.prompt, e.response, e.prompt_ids, e.response_ids[:1]) for e in whole.examples]
+    second = [
+        Example(e.prompt, e.response, (*e.prompt_ids, e.response_ids[0]), e.response_ids[1:]) for e in whole.examples
+    ]
+    keep, lose = ResponseTask("first", 0, first), ResponseTask("second", 0, second)
+    found = fit_contrast(copying_model(), keep, lose, ContrastSettings(seeds=2, updates=80, batch=8, rate=(0.5, 0.1)))
+    assert (found.gates[:, 0, 0] > 0.8).all()
+    assert (found.gates[:, 0, 1] < 0.2).all()
+    assert (found.keep > -0.5).all()
+    assert (found.lose < -1.5).all()
+
+
+def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
+    model, keep = copying_model(), copying_task(8)
+    lose = replace(keep, examples=[replace(x, response_ids=x.response_ids[::-1]) for x in keep.examples])
+    found = fit_contrast(model, keep, lose, ContrastSettings(seeds=1, updates=2, held_out=0.25))
+    for task, measured in ((keep, found.keep_open), (lose, found.lose_open)):
+        wanted = [
+            model.hf(torch.tensor([x.prompt_ids + x.response_ids]))
+            .logits[0]
+            .log_softmax(-1)[[2, 3], list(x.response_ids)]
+            for x in split(task, 6)[1].examples
+        ]
+        assert measured == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
+    assert found.lose.item() != pytest.approx(found.lose_open, abs=0.1)
+
+
+def test_contrast_does_not_depend_on_how_examples_are_split_into_batches() -> None:
+    # Every second response to lose is wrong, and lost from the start: past the ceiling, which the others are not.
+    keep = copying_task(16)
+    turned = [replace(x, response_ids=x.response_ids[:: (-1) ** i]) for i, x in enumerate(keep.examples)]
+    lose, settings = replace(keep, examples=turned), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
+    one = fit_contrast(copying_model(), keep, lose, settings)
+    parts = fit_contrast(copying_model(), keep, lose, replace(settings, batch=2, accumulate=4))
+    torch.testing.assert_close(parts.gates, one.gates, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.losses, one.losses, atol=1e-5, rtol=0)
+
+
+def test_examples_are_split_by_the_seed_and_not_by_their_place() -> None:
+    task = ResponseTask("numbers", 0, [Example(str(i), " x", (i,), (0,)) for i in range(40)])
+    first, rest = split(task, 30)
+    assert (len(first), len(rest)) == (30, 10)
+    for part in (first, rest):
+        assert part.examples == [example for example in task.examples if example in part.examples]  # in their order
+    assert {*first.examples, *rest.examples} == {*task.examples}
+    assert 0 < sum(example in rest.examples for example in task.examples[30:]) < 10
+    assert split(task, 30)[1].examples == rest.examples != split(replace(task, seed=1), 30)[1].examples
+
+
+def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
+    task, settings = copying_task(8), ContrastSettings(seeds=1, updates=3, held_out=0.25)
+    held_out = split(task, 6)[1].examples
+    turned = [replace(x, response_ids=x.response_ids[::-1]) if x in held_out else x for x in task.examples]
+    other = ResponseTask("other", 0, turned)
+    one, two = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
+    assert torch.equal(one.gates, two.gates)
+    assert not torch.equal(one.keep, two.keep)
+    assert not torch.equal(one.lose, two.lose)
+
+
+def test_two_ways_of_asking_from_the_command_to_the_file(
+    stories_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "[red]run"  # data, not a colour
+    command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(run)]
+    command += ["--keep-option", "ask=instruction", "--lose-option", "ask=examples", "--n", "8"]
+    command += ["--seeds", "2", "--updates", "2", "--batch", "2"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"written to {run}" in printed
+    again = load_contrast(run)
+    assert again.contrast.gates.shape[0] == 2
+    assert f"{again.contrast.keep_open:+.2f} -> {again.contrast.keep.mean():+.2f}" in printed
+    rows = (run / "gates.csv").read_text().splitlines()
+    assert len(rows) == 1 + again.contrast.gates[0].numel()
+    assert not (run / "pieces").exists()
+
+
+def test_too_few_examples_to_hold_out() -> None:
+    task = copying_task(1)
+    with pytest.raises(GatelensError, match="too few to hold out"):
+        fit_contrast(copying_model(), task, task, ContrastSettings(seeds=1, updates=1))
+
+
+def test_a_refused_contrast_leaves_its_folder_free(stories: Model, tmp_path: Path) -> None:
+    with pytest.raises(GatelensError, match="too few to hold out"):
+        find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=2, seeds=1, updates=1), out=tmp_path / "run")
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 5)
+    with pytest.raises(GatelensError, match="5 examples, fewer than the 8 asked for"):
+        find_contrast(stories, "syntax", str(own), TwoTaskSettings(n=8, seeds=1, updates=1), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_comparison_with_patching_is_a_t_test(roles: HeadRoles) -> None:
+    scores = torch.zeros(2, 4)
+    scores[0, 0], scores[0, 1], scores[1, 3] = 3.0, 2.0, -9.0  # large and harmful is not what patching marks
+    found = compare_with_patching(roles, HeadScores(scores, "patching (noising)"), k=2)
+    assert found.marked == COPIES
+    means = roles.facilitation.mean(0).flatten()
+    test = stats.ttest_ind(means[:2].numpy(), means[2:].numpy(), equal_var=False)
+    assert (found.t, found.p) == (pytest.approx(test.statistic), pytest.approx(test.pvalue))
+    assert found.facilitation > found.others
+
+
+def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRoles) -> None:
+    scores = torch.tensor([[3.0, 2.0, -1.0, 0.0], [9.0, 0.5, 0.0, -2.0]])
+    measured = torch.ones(2, 4, dtype=torch.bool)
+    measured[1, :2] = False  # the sample did not have these
+    minus = (torch.arange(16.0) / 16).square().view(2, 2, 4)  # so that no heads can stand for others
+    found = compare_with_patching(replace(roles, minus=minus), HeadScores(scores, "patching (noising)", measured), k=5)
+    assert found.marked == COPIES
+    means = minus.mean(0)
+    assert found.facilitation == pytest.approx((means[0, 0] + means[0, 1]).item() / 2)
+    assert found.others == pytest.approx((means[0, 2] + means[0, 3] + means[1, 2] + means[1, 3]).item() / 4)
+
+
+def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
+    with pytest.raises(GatelensError, match="marks 1 of 8 heads"):
+        compare_with_patching(
+            roles, HeadScores(torch.eye(2, 4)[:1].repeat(2, 1) * torch.tensor([[1], [0]]), "patching")
+        )
+
+
+def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
+    found = find_roles(
+        stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
+    )
+    settings = CircuitSettings(method="patching", n=4, points=3, sample=0)
+    circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
+    (scores,) = circuit.scores
+    assert isinstance(scores, HeadScores)
+    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(found.roles, scores, k=3)
+    find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
+    with pytest.raises(GatelensError, match="holds no patched heads"):
+        compare_runs(tmp_path / "g", tmp_path / "e")
+    with pytest.raises(GatelensError, match="c holds no head roles: `gatelens gate"):
+        compare_runs(tmp_path / "c", tmp_path / "g")

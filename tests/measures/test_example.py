@@ -1,0 +1,69 @@
+"""The prompts that a run keeps to be looked at: their attention is the model's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from families import tiny
+from toys import random_task
+
+import gatelens.measures.example
+from gatelens.gates.attention import attention_patterns, capture_attention
+from gatelens.measures.example import load_example, save_example
+from gatelens.model import Model
+from gatelens.sparse.in_model import make_sparse
+
+
+@pytest.fixture(params=["dense", "sparse"])
+def model(request: pytest.FixtureRequest) -> Model:
+    made = tiny("llama")
+    if request.param == "sparse":
+        made = Model("sparse", made.hf, made.tokenizer, made.anatomy)
+        make_sparse(made.hf, 0.5)
+    return made
+
+
+def test_patterns_are_the_softmax_before_gates(model: Model) -> None:
+    tokens = random_task().buckets[0].clean
+    weights, edges = attention_patterns(model, tokens)
+    assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5)
+    used = torch.stack(list(capture_attention(model, tokens).weights), 1)
+    assert torch.allclose(weights * edges, used, atol=1e-6)
+    visible = torch.ones(weights.shape[-2:]).tril().bool()
+    if model.name == "sparse":
+        assert 0 < edges.sum() < visible.sum() * edges[..., 0, 0].numel()
+        assert (weights[~edges & visible] > 0).any()
+    else:
+        assert (edges == visible).all()
+    assert not hasattr(model.anatomy.blocks[0].attention, "edge_gates")
+
+
+def test_the_first_two_prompts_are_kept(model: Model, tmp_path: Path) -> None:
+    task = random_task(3, lengths=(9, 5))
+    save_example(model, task, tmp_path)
+    first, second = load_example(tmp_path)
+    for which, prompt in enumerate((first, second)):
+        bucket = next(bucket for bucket in task.buckets if which in bucket.which)
+        tokens = bucket.clean[bucket.which.tolist().index(which)]
+        assert prompt.tokens == [f"t{token}" for token in tokens.tolist()]
+        weights, edges = attention_patterns(model, tokens[None])
+        assert torch.equal(prompt.attention, weights[0].half())
+        assert (prompt.open is None) == (model.name != "sparse")
+        if prompt.open is not None:
+            assert torch.equal(prompt.open, edges[0])
+
+
+def test_long_prompts_are_left_out(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = random_task(2, lengths=(4, 9))
+    small = model.n_layers * model.n_heads * 4**2 * 3
+    monkeypatch.setattr(gatelens.measures.example, "_MOST_BYTES", small)
+    save_example(model, task, tmp_path)
+    assert [len(prompt.tokens) for prompt in load_example(tmp_path)] == [4]
+    assert "left out" in json.loads((tmp_path / "example.json").read_text())["note"]
+
+
+def test_a_folder_without_an_example_has_none(tmp_path: Path) -> None:
+    assert load_example(tmp_path) == []

@@ -1,0 +1,108 @@
+"""Adapters: whole, and on the base that they were made for, or refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from safetensors.torch import load_file, save_file
+
+import gatelens
+from gatelens.errors import GatelensError
+from gatelens.model import Model
+from gatelens.sparse.adapters import apply_adapter, base_weights, write_adapter
+
+NAME = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.default.weight"
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return tiny("llama")
+
+
+def adapter(folder: Path, model: Model, **about: Any) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    matrices = {
+        NAME.format("A"): torch.randn(2, 48, generator=generator),
+        NAME.format("B"): torch.randn(48, 2, generator=generator),
+    }
+    write_adapter(folder, matrices, torch.zeros(3, 4), 2.0, {"base": "here", **base_weights(model.hf), **about})
+    return folder
+
+
+def test_it_is_added_to_its_base(llama: Model, tmp_path: Path) -> None:
+    tensors = load_file(adapter(tmp_path, llama) / "adapter.safetensors")
+    hf = apply_adapter(copy.deepcopy(llama.hf), tmp_path)
+    name = "model.layers.1.self_attn.q_proj"
+    right = llama.hf.get_submodule(name).weight + 2 * tensors[f"{name}.lora_B"] @ tensors[f"{name}.lora_A"]
+    torch.testing.assert_close(hf.get_submodule(name).weight, right)
+
+
+def test_another_base_is_refused(llama: Model, tmp_path: Path) -> None:
+    adapter(tmp_path, llama)
+    other = tiny("llama", seed=1).hf
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(GatelensError, match="made for other weights than here has"):
+        apply_adapter(other, tmp_path)
+    assert all(torch.equal(before[name], weight) for name, weight in other.state_dict().items())
+    apply_adapter(copy.deepcopy(llama.hf).to(torch.bfloat16), tmp_path)  # rounded: not compared
+    about = json.loads((tmp_path / "adapter.json").read_text())
+    del about["fingerprint"]
+    (tmp_path / "adapter.json").write_text(json.dumps(about))
+    apply_adapter(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"num_hidden_layers": 1}, r"gates for \(layer, head\) \(3, 4\), not \(1, 4\)"),
+        ({"hidden_size": 32, "head_dim": 12}, "in another shape"),
+    ],
+)
+def test_a_base_of_another_shape_is_refused(llama: Model, tmp_path: Path, config: Any, says: str) -> None:
+    adapter(tmp_path, llama, dtype="not compared")
+    with pytest.raises(GatelensError, match=f"{says}.*belongs to another model, here"):
+        apply_adapter(tiny("llama", **config).hf, tmp_path)
+
+
+def test_a_damaged_adapter(llama: Model, tmp_path: Path) -> None:
+    about, weights = (adapter(tmp_path, llama) / name for name in ("adapter.json", "adapter.safetensors"))
+    whole = weights.read_bytes()
+    tensors = load_file(weights)
+    for keep in (lambda key: key != "gate_bias", lambda key: not key.endswith("lora_B")):
+        save_file({key: tensor for key, tensor in tensors.items() if keep(key)}, weights)
+        with pytest.raises(GatelensError, match="no whole part of an adapter"):
+            apply_adapter(copy.deepcopy(llama.hf), tmp_path)
+    weights.write_bytes(whole[:50])
+    with pytest.raises(GatelensError, match=r"adapter.safetensors is no whole part"):
+        apply_adapter(copy.deepcopy(llama.hf), tmp_path)
+    for content in ("{", "[]", "{}"):
+        about.write_text(content)
+        with pytest.raises(GatelensError, match=r"adapter.json is no whole part"):
+            gatelens.load(tmp_path)
+
+
+def test_a_base_that_is_gone(llama: Model, tmp_path: Path) -> None:
+    adapter(tmp_path, llama, base=str(tmp_path / "gone"))
+    with pytest.raises(GatelensError, match=r"cannot have its base: no folder or file .*gone"):
+        gatelens.load(tmp_path)
+
+
+def test_what_it_cannot_hold(tmp_path: Path) -> None:
+    trained = {"base_model.model.model.embed_tokens.lora_embedding_A.default": torch.zeros(2, 100)}
+    with pytest.raises(GatelensError, match=r"cannot hold .*embed_tokens"):
+        write_adapter(tmp_path, trained, torch.zeros(3, 4), 2.0, {"base": "here"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_knows_where_it_came_from(llama: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama.hf.save_pretrained(tmp_path / "mine")
+    llama.tokenizer.save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert gatelens.load("mine", check=False).source == str(tmp_path / "mine")
+    assert llama.source == ""

@@ -1,0 +1,463 @@
+"""Sparse post-training on tiny models: what is minimised, what is read, what is refused, what comes out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from families import VOCAB, prompts, tiny
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import gatelens
+from gatelens.errors import GatelensError
+from gatelens.model import Model
+from gatelens.runtime import precision
+from gatelens.runtime.journal import Journal
+from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
+from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse, record_open
+from gatelens.sparse.sparsify import SparsifySettings, evaluate, self_text, sparsify
+from gatelens.sparse.sparsify.geco import Multiplier
+from gatelens.sparse.sparsify.log import Log
+from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
+from gatelens.sparse.sparsify.rows import Rows
+from gatelens.sparse.sparsify.self_text import write_text
+from gatelens.sparse.sparsify.student import Student
+from gatelens.sparse.sparsify.training import Training
+from gatelens.sparse.text import sequences
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return tiny("llama")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred random words."""
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
+    return path
+
+
+def logits(hf: Any, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return hf(input_ids=tokens).logits
+
+
+# --- The multiplier ---
+
+
+def geco(**changes: float) -> Multiplier:
+    kind: dict[str, Any] = {"base": 2.0, "target": 0.1, "scale": 0.1, "rate": 0.05, "damping": 0.0, "smoothing": 0.0}
+    return Multiplier(**{**kind, "low": 0.5, "high": 50.0, **changes})
+
+
+def test_a_constant_violation_moves_the_logarithm_in_a_line() -> None:
+    multiplier = geco(warmup=3)
+    for step in range(10):
+        assert multiplier.now == pytest.approx(2 * math.exp(0.05 * 0.5 * max(0, step - 3)))
+        multiplier.update(0.15)
+
+
+def test_the_violation_is_averaged() -> None:
+    """After a jump from no violation, the average is 1 - smoothing^n, and its sum has a closed form."""
+    multiplier = geco(smoothing=0.8, damping=2.0)
+    multiplier.update(0.1)
+    for _ in range(12):
+        multiplier.update(0.2)
+    average = 1 - 0.8**12
+    total = 12 - 0.8 * (1 - 0.8**12) / (1 - 0.8)
+    assert multiplier.violation == pytest.approx(average)
+    assert multiplier.base == pytest.approx(2 * math.exp(0.05 * total))
+    assert multiplier.now == pytest.approx(2 * math.exp(0.05 * total + 2 * average))
+
+
+def test_one_bad_batch_hardly_moves_it_and_it_stays_in_its_bounds() -> None:
+    multiplier = geco()
+    multiplier.update(1e9)
+    assert multiplier.now == pytest.approx(2 * math.exp(0.05))
+    for _ in range(200):
+        multiplier.update(1e9)
+    assert multiplier.now == 50
+    for _ in range(200):
+        multiplier.update(0.0)
+    assert multiplier.now == 0.5
+
+
+def test_damping_calms_the_multiplier() -> None:
+    """A loss that falls, late, with the logarithm of the multiplier: without damping it swings for ever."""
+
+    def swing(damping: float) -> float:
+        multiplier, loss, losses = geco(rate=0.1, damping=damping, high=1e6), 0.3, []
+        for _ in range(400):
+            loss += 0.02 * (0.3 - 0.05 * math.log(multiplier.now) - loss)
+            multiplier.update(loss)
+            losses.append(loss)
+        late = losses[100:]
+        return max(late) - min(late)
+
+    assert swing(2.0) < 0.5 * swing(0.0)
+
+
+# --- Losses ---
+
+
+def test_losses_are_the_plain_ones(llama: Model) -> None:
+    tokens = prompts()
+    other = tiny("llama", seed=1).hf
+    dense, sparse = logits(llama.hf, tokens), logits(other, tokens)
+    plain = other(input_ids=tokens, labels=tokens).loss
+    torch.testing.assert_close(cross_entropy(sparse.log_softmax(-1), tokens).mean(), plain)
+    p, q = dense.double().softmax(-1), sparse.double().softmax(-1)
+    right = (p * (p / q).log()).sum(-1).mean(-1).float()
+    torch.testing.assert_close(kl_divergence(dense.log_softmax(-1), sparse.log_softmax(-1)), right, **CLOSE)
+    assert kl_divergence(dense.log_softmax(-1), dense.log_softmax(-1)).abs().max() < 1e-6
+
+
+# --- What is read ---
+
+
+def test_rows_are_a_mixture_in_a_random_order() -> None:
+    text, own = torch.arange(10)[:, None], 100 + torch.arange(4)[:, None]
+    rows = Rows(text, own, share=0.4, seed=3)
+    read = rows.batch(range(50))[:, 0].tolist()
+    for start in range(0, 50, 5):
+        assert sum(x >= 100 for x in read[start : start + 5]) == 2
+    texts = [x for x in read if x < 100]
+    assert [sorted(texts[i : i + 10]) for i in range(0, 30, 10)] == [list(range(10))] * 3
+    assert texts[:10] != texts[10:20]
+    owns = [x for x in read if x >= 100]
+    assert sorted(owns[:4]) == [100, 101, 102, 103]
+    assert rows.batch(range(20, 30))[:, 0].tolist() == read[20:30]
+    assert Rows(text, own, share=0.4, seed=4).batch(range(50))[:, 0].tolist() != read
+    assert Rows(text, own[:0], share=0.4, seed=3).batch(range(10))[:, 0].max() < 100
+
+
+def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All chats begin alike: what follows must not.
+    model, text = tiny("llama"), torch.arange(64).view(8, 8) % VOCAB
+    monkeypatch.setattr(self_text, "_chat_opening", lambda tokenizer: [1, 2, 3])
+    monkeypatch.setattr(self_text, "PIECE", 4)
+    widths = set()
+    openings = self_text._openings
+
+    def watch(*args: Any) -> Tensor:
+        opening = openings(*args)
+        if args[3] % 3 == 1:
+            widths.add(opening.shape[1])
+        return opening
+
+    monkeypatch.setattr(self_text, "_openings", watch)
+    written = self_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
+    assert len({tuple(row) for row in written.tolist()}) == 96
+    assert widths == set(range(1, 9))
+
+
+def test_own_text_is_sampled_from_the_model(llama: Model, tmp_path: Path) -> None:
+    """The share of its tokens that are the model's first choice is about the first choice's probability."""
+    text = prompts(rows=4, length=16)
+    own = write_text(llama, text, 70, 12, seed=0, journal=Journal(tmp_path))
+    assert own.shape == (70, 12)
+    assert len(own.unique(dim=0)) == 70
+    probability = logits(llama.hf, own[:, :-1]).softmax(-1)
+    best, choice = probability.max(-1)
+    agree = (choice == own[:, 1:]).float()
+    assert abs(agree.mean() - best.mean()) < 3 * (best.mean() / agree.numel()) ** 0.5
+    again = write_text(llama, text, 70, 12, seed=0, journal=Journal())
+    assert torch.equal(again, own)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert not torch.equal(write_text(llama, text, 70, 12, seed=1, journal=Journal()), own)
+
+
+# --- Training ---
+
+
+def test_edges_close_and_the_loss_stays(stories: Model, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    story.write_text("Once upon a time there was a little girl called Lily. She liked to play in the park. " * 30)
+    settings = SparsifySettings(steps=25, batch=4, length=32, warmup=3, bias_learning_rate=0.1, target=0.1)
+    before = copy.deepcopy(stories.hf.state_dict())
+    start = copy.deepcopy(stories)
+    make_sparse(start.hf, 3.0)
+    first = evaluate(start, story, stories, length=32)["story"]
+    sparse = sparsify(stories, story, settings)
+    last = evaluate(sparse, story, stories, length=32)["story"]
+    assert last.open_share < 0.8 * first.open_share
+    assert last.kl < settings.target
+    assert gate_biases(sparse.hf).std() > 0
+    assert not is_sparse(stories.hf)
+    assert all(torch.equal(before[name], weight) for name, weight in stories.hf.state_dict().items())
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_the_result_opens_everywhere(family: str, weights: Any, text: Path, tmp_path: Path) -> None:
+    model = tiny(family)
+    settings = SparsifySettings(steps=3, weights=weights, learning_rate=1e-2, target=1.0, **SMALL)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text())
+    sparse = sparsify(model, text, settings, out=tmp_path / "run", held_out=other)
+    right = logits(sparse.hf, prompts())
+    assert not torch.allclose(right, logits(model.hf, prompts()), atol=0.01)
+    assert torch.equal(logits(gatelens.load(tmp_path / "run").hf, prompts()), right)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "run"), prompts()), right)
+    card = (tmp_path / "run" / "README.md").read_text()
+    found = evaluate(sparse, other, model, length=8, most=8)["other"]
+    assert (
+        f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %" in card
+    )
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 4
+    assert len(json.loads((tmp_path / "run" / "log.json").read_text())) == 3
+    assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
+
+
+def test_a_bias_on_a_schedule(llama: Model, text: Path) -> None:
+    settings = SparsifySettings(steps=5, learn_bias=False, bias=4.0, bias_end=-1.0, bias_steps=4, **SMALL)
+    assert [settings.bias_at(step) for step in range(6)] == [4.0, 2.75, 1.5, 0.25, -1.0, -1.0]
+    sparse = sparsify(llama, text, settings)
+    assert gate_biases(sparse.hf).unique().tolist() == [-1.0]
+
+
+def test_learning_rates_are_a_trapezium() -> None:
+    settings = SparsifySettings(steps=20, warmup=4, cooldown=0.25)
+    speeds = [settings.speed(step) for step in range(20)]
+    assert speeds[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert speeds[4:16] == [1.0] * 12
+    assert speeds[16:] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def log_of(folder: Path, name: str = "constrained") -> list[float]:
+    return [row[name] for row in Log(folder, 10**9).rows]
+
+
+def test_heads_that_are_wide_open_come_within_reach(llama: Model) -> None:
+    """One head of the first layer, where scores do not depend on gates, is open: its bias falls in halves."""
+    head, limit, tokens = 2, 0.4, prompts()
+
+    def share(bias: float) -> float:
+        biases = torch.full((3, 4), -100.0)
+        biases[0, head] = bias
+        make_sparse(model.hf, biases)
+        with record_open(model.hf, edges=True) as record:
+            logits(model.hf, tokens)
+        visible = len(tokens) * sum(range(1, tokens.shape[1] + 1))
+        return record.edges[0, :, head].sum().item() / visible
+
+    model = copy.deepcopy(llama)
+    right = next(bias for bias in (20 - n / 2 for n in range(100)) if share(bias) <= limit)
+    assert share(20.0) == 1.0
+    student = Student(model, SparsifySettings(weights="full"), share=False)
+    before = gate_biases(student.hf)
+    student.lower_biases(tokens, limit)
+    after = gate_biases(student.hf)
+    assert after[0, head] == right < 20 - 1
+    after[0, head] = before[0, head]
+    assert torch.equal(after, before)
+
+
+def test_lowered_biases_and_a_run_that_continues(llama: Model, text: Path, tmp_path: Path) -> None:
+    def run(out: str, steps: int, most_open: float = 0.5) -> None:
+        settings = SparsifySettings(steps=steps, most_open=most_open, **SMALL, learning_rate=1e-2)
+        sparsify(llama, text, settings, out=tmp_path / out)
+
+    run("whole", 4)
+    run("halves", 2)
+    run("halves", 4)
+    run("open", 1, most_open=1.0)
+    for name in ("constrained", "expected_open"):
+        assert log_of(tmp_path / "halves", name) == log_of(tmp_path / "whole", name)
+    assert log_of(tmp_path / "whole", "open")[0] < 0.55 < log_of(tmp_path / "open", "open")[0]
+
+
+def test_the_constrained_loss(llama: Model, text: Path, tmp_path: Path) -> None:
+    """With gates that are all open the first step measures the dense model."""
+    open_ = {**SMALL, "steps": 1, "bias": 1e4, "target": 0.5}
+    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 0).batch(range(2))
+    dense = llama.hf(input_ids=rows, labels=rows).loss.item()
+    for constraint, relative, right in [
+        ("kl", True, 0.0),
+        ("cross-entropy", True, 0.0),
+        ("cross-entropy", False, dense),
+    ]:
+        out = tmp_path / f"{constraint}-{relative}"
+        sparsify(llama, text, SparsifySettings(constraint=constraint, relative=relative, **open_), out=out)  # type: ignore[arg-type]
+        assert log_of(out)[0] == pytest.approx(right, abs=2e-5)
+        assert log_of(out, "cross_entropy")[0] == pytest.approx(dense, abs=2e-5)
+        assert log_of(out, "open") == log_of(out, "expected_open") == [1.0]
+
+
+def test_a_row_below_the_dense_model_pays_for_no_other(llama: Model, text: Path, tmp_path: Path) -> None:
+    # One step, two rows: alone, each has its own difference from the dense model; together, the positive parts count.
+    kind: dict[str, Any] = {**SMALL, "steps": 1, "constraint": "cross-entropy", "bias": 2.0, "seed": 1}
+    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 1)
+    settings = SparsifySettings(**kind)
+    student = Student(llama, settings, share=True)
+    training = Training(student, llama.hf, rows, settings, Accelerator(cpu=True))
+    alone = [float(training._backward(0, range(row, row + 1))[3]) for row in range(2)]
+    sparsify(llama, text, SparsifySettings(**kind, each_row=True), tmp_path / "each")
+    sparsify(llama, text, settings, tmp_path / "mean")
+    assert min(alone) < 0 < max(alone)
+    assert log_of(tmp_path / "each") == pytest.approx([max(alone) / 2], rel=1e-4)
+    assert log_of(tmp_path / "mean") == pytest.approx([sum(alone) / 2], rel=1e-4)
+
+
+def test_accumulated_batches_are_one_batch(llama: Model, text: Path, tmp_path: Path) -> None:
+    """Also with gradients computed anew: the noise of a gate belongs to its row."""
+    runs = {"whole": {"batch": 4}, "halves": {"accumulate": 2}, "again": {"batch": 4, "gradient_checkpointing": True}}
+    for name, changes in runs.items():
+        settings = SparsifySettings(steps=3, **{**SMALL, "learning_rate": 1e-2, **changes})
+        sparsify(llama, text, settings, out=tmp_path / name)
+    for name in ("constrained", "expected_open"):
+        right = log_of(tmp_path / "whole", name)
+        assert log_of(tmp_path / "halves", name) == pytest.approx(right, rel=1e-4)
+        assert log_of(tmp_path / "again", name) == pytest.approx(right, rel=1e-4)
+
+
+def test_bfloat16(llama: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: True)  # or imitated
+    for bf16 in (False, True):
+        sparsify(llama, text, SparsifySettings(steps=2, bf16=bf16, **SMALL), out=tmp_path / str(bf16))
+    wide, narrow = log_of(tmp_path / "False", "cross_entropy"), log_of(tmp_path / "True", "cross_entropy")
+    assert narrow == pytest.approx(wide, rel=0.02)
+    assert narrow != wide
+
+
+def test_tensorboard(llama: Model, text: Path, tmp_path: Path) -> None:
+    sparsify(llama, text, SparsifySettings(steps=1, **SMALL), out=tmp_path, track="tensorboard")
+    assert list(tmp_path.rglob("events.out*"))
+
+
+# --- What is refused ---
+
+
+def test_a_run_says_its_versions(llama: Model, text: Path, tmp_path: Path) -> None:
+    sparsify(llama, text, SparsifySettings(**SMALL, steps=1), tmp_path / "run")
+    said = json.loads((tmp_path / "run" / "settings.json").read_text())["versions"]
+    assert said["torch"] == torch.__version__.split("+")[0] or said["torch"] == torch.__version__
+    assert said["gatelens"] == gatelens.__version__
+
+
+def test_divergence_keeps_the_last_checkpoint(llama: Model, text: Path, tmp_path: Path) -> None:
+    settings = SparsifySettings(steps=50, weights="full", target=0.01, **{**SMALL, "learning_rate": 10.0})
+    with pytest.raises(GatelensError, match=r"diverged at step \d+.*lower learning_rate"):
+        sparsify(llama, text, settings, out=tmp_path)
+    for weights in tmp_path.glob("checkpoints/*/weights.safetensors"):
+        assert all(w.isfinite().all() for w in gatelens.runtime.journal.load_file(weights).values())
+
+
+def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path) -> None:
+    settings = SparsifySettings(steps=1, **SMALL)
+    sparsify(llama, text, settings, out=tmp_path)
+    more = SparsifySettings(steps=2, **SMALL)
+    sparsify(llama, text, more, out=tmp_path)
+    assert len(log_of(tmp_path)) == 2
+    with pytest.raises(GatelensError, match="another target and rank"):
+        sparsify(llama, text, SparsifySettings(steps=2, target=0.1, rank=4, **SMALL), out=tmp_path)
+    with pytest.raises(GatelensError, match="another model"):
+        sparsify(tiny("llama", seed=5), text, more, out=tmp_path)
+    other = tmp_path / "words.txt"
+    other.write_text("t3 " * 100)
+    with pytest.raises(GatelensError, match="another text"):
+        sparsify(llama, other, more, out=tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(GatelensError, match="something else"):
+        sparsify(llama, text, more, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"steps": 0}, "steps should be at least 1"),
+        ({"length": 1}, "length should be at least 2"),
+        ({"streamed": 0}, "streamed should be at least 1"),
+        ({"target": 0.0}, "target should be above 0"),
+        ({"constraint": "mse"}, "'kl' or 'cross-entropy'"),
+        ({"weights": "bitfit"}, "'lora' or 'full'"),
+        ({"multiplier": 0.01}, "between multiplier_low and multiplier_high"),
+        ({"bias_end": 0.0}, "unset where the bias is learned"),
+        ({"cooldown": 1.5}, "a share from 0 to 1"),
+        ({"most_open": 0.0}, "a share above 0, up to 1"),
+        ({"most_open": 0.5, "learn_bias": False}, "most_open should be 1 where the bias is not learned"),
+    ],
+)
+def test_settings_are_checked(changes: Any, says: str) -> None:
+    with pytest.raises(GatelensError, match=says):
+        SparsifySettings(**changes)
+
+
+def test_what_cannot_be_trained(llama: Model, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(GatelensError, match="no module of this model is called nowhere"):
+        sparsify(llama, text, SparsifySettings(projections=("nowhere",), **SMALL))
+    short = tmp_path / "short.txt"
+    short.write_text("t3 t4")
+    with pytest.raises(GatelensError, match="less than one sequence"):
+        sparsify(llama, short, SparsifySettings(**SMALL), out=tmp_path / "a")
+    with pytest.raises(GatelensError, match="from 2 to 64 tokens, which is what tiny-llama reads, not 65"):
+        sparsify(llama, text, SparsifySettings(**{**SMALL, "length": 65}), out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(GatelensError, match="cannot write to"):
+        sparsify(llama, text, SparsifySettings(**SMALL), out=blocked / "run")
+    with pytest.raises(GatelensError, match="dense"):
+        evaluate(llama, text)
+
+
+# --- Judging ---
+
+
+def test_evaluate_counts_edges(llama: Model, text: Path) -> None:
+    sparse = copy.deepcopy(llama)
+    make_sparse(sparse.hf, torch.linspace(-2, 2, 12).view(3, 4))
+    found = evaluate(sparse, text, length=8, most=5, skip=1, batch=2)["words"]
+    tokens = sequences(llama.tokenizer, text, 8)[1:6]
+    with record_open(sparse.hf, edges=True) as record:
+        ours = logits(sparse.hf, tokens)
+    right = record.edges.sum((1, 3, 4)) / (5 * 36)
+    torch.testing.assert_close(found.open_by_head.float(), right)
+    assert found.open_share == pytest.approx(right.mean().item())
+    torch.testing.assert_close(found.open_by_layer.float(), right.mean(1))
+    dense = logits(llama.hf, tokens)
+    assert found.kl == pytest.approx(kl_divergence(dense.log_softmax(-1), ours.log_softmax(-1)).mean().item(), rel=1e-4)
+    assert found.dense_loss == pytest.approx(llama.hf(input_ids=tokens, labels=tokens).loss.item(), rel=1e-5)
+    assert found.above_dense == found.sparse_loss - found.dense_loss
+    assert VOCAB == 100
+
+
+# --- Adapters ---
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_an_adapter_is_the_merged_model(family: str, text: Path, tmp_path: Path) -> None:
+    model = tiny(family)
+    settings = SparsifySettings(steps=2, target=1.0, merge=False, **SMALL, learning_rate=1e-2)
+    sparse = sparsify(model, text, settings, out=tmp_path)
+    assert is_adapter(tmp_path)
+    assert base_of(tmp_path) == model.name
+    again = apply_adapter(copy.deepcopy(model.hf), tmp_path)
+    torch.testing.assert_close(logits(again, prompts()), logits(sparse.hf, prompts()), **CLOSE)
+    assert torch.equal(gate_biases(again), gate_biases(sparse.hf))
+    with pytest.raises(GatelensError, match="belongs to another model"):
+        apply_adapter(tiny("gpt_neox").hf, tmp_path)
+
+
+def test_a_run_starts_from_another(llama: Model, text: Path, tmp_path: Path) -> None:
+    fast = SparsifySettings(steps=2, target=1.0, **SMALL, learning_rate=1e-2)
+    first = sparsify(llama, text, fast, out=tmp_path / "first")
+    still = SparsifySettings(steps=1, target=1.0, **SMALL, learning_rate=1e-12, bias_learning_rate=1e-12)
+    second = sparsify(llama, text, still, out=tmp_path / "second", start=tmp_path / "first")
+    torch.testing.assert_close(logits(second.hf, prompts()), logits(first.hf, prompts()), **CLOSE)
+    with pytest.raises(GatelensError, match="no checkpoint to start from"):
+        sparsify(llama, text, still, start=tmp_path)
+    with pytest.raises(GatelensError, match="lack"):
+        sparsify(llama, text, SparsifySettings(rank=4, **SMALL), start=tmp_path / "first")

@@ -1,0 +1,411 @@
+"""The folder of a sparsify run: what continues it, what it refuses, and that it holds a whole model or none."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import prompts, tiny
+from safetensors.torch import load_file
+from torch import Tensor
+
+import gatelens
+from gatelens.errors import GatelensError, GatelensWarning
+from gatelens.model import Model
+from gatelens.report.runs import _rows
+from gatelens.report.training import loss_against_open_figure, training_figure
+from gatelens.sparse.in_model import gate_biases, make_sparse
+from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
+from gatelens.sparse.sparsify.log import Log
+from gatelens.sparse.sparsify.result import merged
+from gatelens.sparse.sparsify.student import Student
+from gatelens.sparse.sparsify.training import Training
+
+SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 1, "target": 1.0}
+FAST: dict[str, Any] = {**SMALL, "learning_rate": 1e-2, "bias_learning_rate": 0.5}
+STILL: dict[str, Any] = {**SMALL, "learning_rate": 1e-12, "bias_learning_rate": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "trained.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("held") / "words.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=2, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model that is loaded from a folder."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    model = tiny("llama")
+    model.hf.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return gatelens.load(folder, check=False)
+
+
+@pytest.fixture(scope="module")
+def two_steps(base: Model, text: Path, held: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    sparsify(base, text, SparsifySettings(steps=2, **FAST), out=folder, held_out=held)
+    return folder
+
+
+@pytest.fixture
+def run(two_steps: Path, tmp_path: Path) -> Path:
+    """A folder with a finished run of two steps, to do with as a test likes."""
+    return Path(shutil.copytree(two_steps, tmp_path / "run"))
+
+
+def logits(hf: Any) -> Tensor:
+    with torch.no_grad():
+        return hf(input_ids=prompts()).logits
+
+
+def load(folder: Path) -> Model:
+    return gatelens.load(folder, check=False)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on the size of files stands in for a full disk: the system refuses the write half-way."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+# --- A bias on a schedule ---
+
+
+@pytest.mark.parametrize("bias_steps", [2, 3])
+def test_a_finished_schedule_stays_at_its_end(
+    base: Model, text: Path, held: Path, tmp_path: Path, bias_steps: int
+) -> None:
+    """Also when the same command is given again, which makes no step."""
+    kind: dict[str, Any] = {"learn_bias": False, "bias": 4.0, "bias_end": -1.0, "bias_steps": bias_steps}
+    settings = SparsifySettings(steps=3, **kind, **SMALL)
+    for _ in range(2):
+        sparse = sparsify(base, text, settings, out=tmp_path, held_out=held)
+        assert gate_biases(sparse.hf).unique().tolist() == [-1.0]
+        assert gate_biases(load(tmp_path).hf).unique().tolist() == [-1.0]
+    found = evaluate(sparse, held, base, length=8, most=8)["words"]
+    assert Log(tmp_path, 3, name="judged").rows[-1]["words open"] == pytest.approx(found.open_share, rel=1e-5)
+
+
+def test_half_a_schedule(base: Model, text: Path, tmp_path: Path) -> None:
+    settings = SparsifySettings(steps=2, learn_bias=False, bias=4.0, bias_end=0.0, bias_steps=4, **SMALL)
+    assert gate_biases(sparsify(base, text, settings).hf).unique().tolist() == [2.0]
+
+
+# --- No weight is NaN ---
+
+
+def test_gates_that_are_all_closed_have_gradients(base: Model, text: Path) -> None:
+    sparse = sparsify(base, text, SparsifySettings(steps=2, bias=-200.0, **FAST))
+    assert all(weight.isfinite().all() for weight in sparse.hf.parameters())
+    assert gate_biases(sparse.hf).isfinite().all()
+
+
+def test_a_gradient_that_is_no_number(base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = Training._backward
+
+    def spoiled(self: Training, step: int, numbers: range) -> Tensor:
+        measured = backward(self, step, numbers)
+        if step == 1:
+            self.student.weights()[0].grad[0, 0] = torch.nan  # type: ignore[index]
+        return measured
+
+    monkeypatch.setattr(Training, "_backward", spoiled)
+    with pytest.raises(GatelensError, match="diverged at step 2:"):
+        sparsify(base, text, SparsifySettings(steps=3, **FAST), out=tmp_path)
+    [checkpoint] = (tmp_path / "checkpoints").iterdir()
+    assert checkpoint.name == "step-000001"
+    assert all(weight.isfinite().all() for weight in load_file(checkpoint / "weights.safetensors").values())
+    assert len(Log(tmp_path, 9).rows) == 1
+
+
+def test_an_update_that_leaves_no_numbers(
+    base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Training.step
+
+    def spoiled(self: Training, step: int) -> Any:
+        measured = update(self, step)
+        with torch.no_grad():
+            self.student.weights()[0][0, 0] = torch.inf
+        return measured
+
+    monkeypatch.setattr(Training, "step", spoiled)
+    for out in (tmp_path, None):
+        with pytest.raises(GatelensError, match=r"diverged at step 1: .* no numbers"):
+            sparsify(base, text, SparsifySettings(steps=1, **FAST), out=out)
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not (tmp_path / "adapter.safetensors").exists()
+
+
+def test_adapters_whose_product_is_no_number(base: Model) -> None:
+    student = Student(base, SparsifySettings(), share=False)
+    student.load_state({name: torch.full_like(weight, 1e30) for name, weight in student.state().items()})
+    with pytest.raises(GatelensError, match="no numbers: nothing is written"):
+        merged(student)
+
+
+# --- What is written ---
+
+
+def test_an_adapter_of_an_adapter(base: Model, text: Path, tmp_path: Path) -> None:
+    settings = SparsifySettings(steps=2, merge=False, **FAST)
+    sparsify(base, text, settings, out=tmp_path / "one")
+    one = load(tmp_path / "one")
+    two = sparsify(one, text, settings, out=tmp_path / "two")
+    assert (logits(one.hf) - logits(base.hf)).abs().max() > 0.01
+    torch.testing.assert_close(logits(load(tmp_path / "two").hf), logits(two.hf), rtol=1e-5, atol=1e-5)
+    assert two.source == str(tmp_path / "two")
+
+
+def test_a_base_outside_the_working_directory(
+    stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = tmp_path / "story.txt"
+    story.write_text("Once upon a time there was a little girl called Lily. " * 5)
+    monkeypatch.chdir(stories_folder.parent)
+    model = gatelens.load(stories_folder.name, check=False)
+    monkeypatch.chdir(tmp_path)
+    made = sparsify(model, story, SparsifySettings(steps=1, merge=False, **FAST), out="sparse")
+    torch.testing.assert_close(logits(load(Path("sparse")).hf), logits(made.hf), rtol=1e-5, atol=1e-5)
+
+
+def test_full_weights_do_not_outlive_an_adapter(base: Model, text: Path, run: Path) -> None:
+    longer = sparsify(base, text, SparsifySettings(steps=4, merge=False, **FAST), out=run)
+    assert not list(run.glob("model*"))
+    torch.testing.assert_close(logits(load(run).hf), logits(longer.hf), rtol=1e-5, atol=1e-5)
+    assert torch.equal(gate_biases(load(run).hf), gate_biases(longer.hf))
+
+
+def test_a_result_killed_half_way_is_no_model(
+    base: Model, text: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights with the old biases would be no model that was ever trained."""
+    (run / "adapter.json").unlink()
+    replace = Path.replace
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name == "config.json":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run)
+    assert (run / "model.safetensors").exists()
+    assert not (run / "config.json").exists()
+    monkeypatch.setattr(Path, "replace", replace)
+    whole = sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run)
+    assert torch.equal(logits(load(run).hf), logits(whole.hf))
+
+
+def test_the_card_is_of_what_is_written(base: Model, text: Path, held: Path, tmp_path: Path) -> None:
+    """In bfloat16 merging rounds: the adapter beside its base is another model than the merged one."""
+    narrow = gatelens.load(base.source, dtype=torch.bfloat16, check=False)
+    sparsify(narrow, text, SparsifySettings(steps=2, **FAST), out=tmp_path, held_out=held)
+    written = gatelens.load(tmp_path, dtype=torch.bfloat16, check=False)
+    found = evaluate(written, held, narrow, length=8, most=8)["words"]
+    numbers = f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %"
+    assert numbers in (tmp_path / "README.md").read_text()
+
+
+def test_adapters_of_embeddings_are_refused(text: Path) -> None:
+    for tied, name, says in [
+        (True, "lm_head", "input embeddings too"),
+        (True, "embed_tokens", "names embeddings"),
+        (False, "embed_tokens", "names embeddings"),
+    ]:
+        with pytest.raises(GatelensError, match=says):
+            sparsify(tiny("llama", tie_word_embeddings=tied), text, SparsifySettings(projections=(name,), **SMALL))
+    sparsify(
+        tiny("llama", tie_word_embeddings=False), text, SparsifySettings(steps=1, projections=("lm_head",), **FAST)
+    )
+
+
+def test_a_sparse_model_made_sparser(base: Model, text: Path, held: Path, tmp_path: Path) -> None:
+    sparse = copy.deepcopy(base)
+    make_sparse(sparse.hf, 0.5)
+    for changes in ({"bias": 7.0}, {"bias_end": 0.0, "learn_bias": False}):
+        with pytest.raises(GatelensError, match="sparse already and keeps the biases"):
+            sparsify(sparse, text, SparsifySettings(**SMALL, **changes), out=tmp_path / "refused")  # type: ignore[arg-type]
+    assert not (tmp_path / "refused").exists()
+    again = sparsify(sparse, text, SparsifySettings(steps=1, **STILL), out=tmp_path / "run", held_out=held)
+    torch.testing.assert_close(gate_biases(again.hf), torch.full((3, 4), 0.5))
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "| base's loss |" in card
+    assert "was sparse already" in card
+    assert "dense loss" not in card
+    assert "| +0.0000 | 0.0000 |" in card.replace("-0.0000", "+0.0000")
+
+
+# --- What continues a run ---
+
+
+def test_fewer_steps_than_were_made(base: Model, text: Path, run: Path) -> None:
+    before = (run / "README.md").read_text()
+    with pytest.raises(GatelensError, match="a run of 2 steps, and 1 are asked for"):
+        sparsify(base, text, SparsifySettings(steps=1, **FAST), out=run)
+    assert (run / "README.md").read_text() == before
+
+
+def test_a_cooldown_knows_its_steps(base: Model, text: Path, tmp_path: Path) -> None:
+    sparsify(base, text, SparsifySettings(steps=1, cooldown=0.5, **FAST), out=tmp_path)
+    with pytest.raises(GatelensError, match="1 steps with a cooldown, which would have been another with 2"):
+        sparsify(base, text, SparsifySettings(steps=2, cooldown=0.5, **FAST), out=tmp_path)
+    with pytest.raises(GatelensError, match=r"same to continue it\.$"):
+        sparsify(base, text, SparsifySettings(steps=1, rank=3, cooldown=0.5, **FAST), out=tmp_path)
+    sparsify(base, text, SparsifySettings(steps=1, cooldown=0.5, **FAST), out=tmp_path)
+
+
+def test_settings_that_cannot_be_read(base: Model, text: Path, run: Path) -> None:
+    path, settings = run / "settings.json", SparsifySettings(steps=2, **FAST)
+    theirs = json.loads(path.read_text())
+    newer = {**theirs, "settings": {**theirs["settings"], "momentum": 1}}
+    for content, says in [
+        ("", "empty or damaged"),
+        ("[]", "empty or damaged"),
+        (json.dumps({**theirs, "settings": {"steps": "two"}}), "empty or damaged"),
+        (json.dumps(newer), r"another version of gatelens.*\(momentum\)"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(GatelensError, match=says):
+            sparsify(base, text, settings, out=run)
+        assert path.read_text() == content
+    del theirs["settings"]["each_row"]  # an earlier version had fewer
+    path.write_text(json.dumps(theirs))
+    sparsify(base, text, settings, out=run)
+
+
+def test_held_out_text_may_change(base: Model, text: Path, held: Path, run: Path, tmp_path: Path) -> None:
+    """What was judged stays; a text has no number where it was not looked at."""
+    other = tmp_path / "other.txt"
+    other.write_text(held.read_text())
+    [first] = Log(run, 9, name="judged").rows
+    sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run, held_out=[held, other])
+    sparsify(base, text, SparsifySettings(steps=4, **FAST), out=run, held_out=other)
+    rows = Log(run, 9, name="judged").rows
+    assert rows[0] == first
+    assert [row["step"] for row in rows] == [2, 3, 4]
+    assert [{key.split()[0] for key in row} - {"step"} for row in rows] == [{"words"}, {"words", "other"}, {"other"}]
+    assert rows[1]["words open"] == rows[1]["other open"]
+    judged = _rows(run / "judged.csv")
+    assert judged == rows
+    above, _ = training_figure(_rows(run / "log.csv"), judged).axes
+    lines = {str(line.get_label()): np.asarray(line.get_xdata()).tolist() for line in above.get_lines()}
+    assert lines["words: above dense"] == [2, 3]
+    assert lines["other: above dense"] == [3, 4]
+    assert loss_against_open_figure({"run": judged})
+
+
+def test_a_damaged_checkpoint_is_passed_over(base: Model, text: Path, run: Path, tmp_path: Path) -> None:
+    for name in ("optimizer.pt", "weights.safetensors", "state.json"):
+        copied = Path(shutil.copytree(run, tmp_path / name))
+        (copied / "checkpoints" / "step-000002" / name).write_bytes(b"xx")
+        with pytest.warns(GatelensWarning, match=r"step-000002 is damaged.*goes on from step 1"):
+            sparsify(base, text, SparsifySettings(steps=2, **FAST), out=copied)
+        for log in ("constrained", "expected_open"):
+            assert [row[log] for row in Log(copied, 9).rows] == [row[log] for row in Log(run, 9).rows]
+        assert torch.equal(logits(load(copied).hf), logits(load(run).hf))
+    for state in run.rglob("state.json"):
+        state.write_text("")
+    with pytest.raises(GatelensError, match=r"damaged.*no other to go on from"):
+        sparsify(base, text, SparsifySettings(steps=2, **FAST), out=run)
+
+
+# --- Starting from another run ---
+
+
+def test_a_start_is_remembered(base: Model, text: Path, run: Path, tmp_path: Path) -> None:
+    out, settings = tmp_path / "next", SparsifySettings(steps=1, **STILL)
+    sparsify(base, text, settings, out=out, start=run)
+    assert json.loads((out / "settings.json").read_text())["start"] == "../run"
+    assert f"weights and learned biases of the run {run}" in (out / "README.md").read_text()
+    with pytest.raises(GatelensError, match="another start"):
+        sparsify(base, text, settings, out=out)
+    with pytest.raises(GatelensError, match="another start"):
+        sparsify(base, text, settings, out=out, start=tmp_path)
+    shutil.rmtree(run)  # no longer needed
+    again = sparsify(base, text, SparsifySettings(steps=2, **STILL), out=out, start=run)
+    assert gate_biases(again.hf).std() > 0
+    theirs = json.loads((out / "settings.json").read_text())
+    del theirs["start"]  # an earlier version did not say
+    (out / "settings.json").write_text(json.dumps(theirs))
+    sparsify(base, text, SparsifySettings(steps=2, **STILL), out=out)
+    assert "start" not in json.loads((out / "settings.json").read_text())
+
+
+def test_a_start_that_is_refused_claims_no_folder(base: Model, text: Path, run: Path, tmp_path: Path) -> None:
+    for changes, start, says in [
+        ({"learn_bias": False}, run, "have learned biases, which this run does not train"),
+        ({"projections": ("q_proj",)}, run, "lora_A.* which this run does not train"),
+        ({"rank": 4}, run, "lack"),
+        ({}, tmp_path, "no checkpoint to start from"),
+    ]:
+        with pytest.raises(GatelensError, match=says):
+            sparsify(base, text, SparsifySettings(**STILL, **changes), out=tmp_path / "next", start=start)  # type: ignore[arg-type]
+        assert not (tmp_path / "next").exists()
+
+
+# --- A full disk, and what else cannot be ---
+
+
+def test_a_full_disk_at_the_result(base: Model, text: Path, run: Path) -> None:
+    before, size = logits(load(run).hf), (run / "model.safetensors").stat().st_size
+    with largest_file(size - 1), pytest.raises(GatelensError, match=r"cannot write to .* make room"):
+        sparsify(base, text, SparsifySettings(steps=2, **FAST), out=run)
+    assert torch.equal(logits(load(run).hf), before)
+    assert not (run / ".result.part").exists()
+
+
+def test_tensorboard_needs_a_folder(base: Model, text: Path) -> None:
+    with pytest.raises(GatelensError, match="needs a folder"):
+        sparsify(base, text, SparsifySettings(steps=1, **SMALL), track="tensorboard")
+
+
+# --- Settings ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"bias": float("nan")}, "bias should be a finite number, not nan"),
+        ({"target": float("inf")}, "target should be a finite number"),
+        ({"learning_rate": float("nan")}, "learning_rate should be a finite number"),
+        ({"each_row": True}, "each_row should be unset where the constraint is 'kl'"),
+        ({"distill": 1.0}, "distill should be unset where the constraint is 'kl'"),
+    ],
+)
+def test_settings_are_checked(changes: Any, says: str) -> None:
+    with pytest.raises(GatelensError, match=says):
+        SparsifySettings(**changes)
+
+
+def test_the_learning_rate_depends_on_what_is_trained() -> None:
+    assert SparsifySettings().learning_rate == 1e-3
+    assert SparsifySettings(weights="full").learning_rate == 1e-5
+    assert SparsifySettings(weights="full", learning_rate=1e-2).learning_rate == 1e-2
+    assert SparsifySettings().changed({"learning_rate": 1e-3}) == []
+    assert SparsifySettings(weights="full").changed({"weights": "full", "learning_rate": 1e-3}) == ["learning_rate"]
