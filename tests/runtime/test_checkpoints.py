@@ -63,7 +63,7 @@ def test_a_full_disk(kind: str, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(GatelensError, match=r"step 40.*step-000020 is whole.*make room"):
+        with pytest.raises(GatelensError, match=r"step 40.*step-000020 is complete.*free some disk space"):
             checkpoints.write(40, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -93,7 +93,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(GatelensError, match=r"cannot write to .* make room"):
+        with pytest.raises(GatelensError, match=r"cannot write to .* free some disk space"):
             Journal(tmp_path).piece("a", lambda: torch.zeros(1_000_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 
 from gatelens import GatelensError
-from gatelens.runtime.processes import Processes, is_main, my_device
+from gatelens.runtime.processes import Processes, default_device, is_main
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def test_rows_that_are_not_the_share_are_not_gathered() -> None:
 
 
 def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, one_of_two: None) -> None:
-    assert my_device("cpu") == torch.device("cpu")
+    assert default_device("cpu") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert my_device() == my_device("cuda") == torch.device("cuda", 1)
-    assert my_device("cuda:3") == torch.device("cuda", 3)  # as asked
+    assert default_device() == default_device("cuda") == torch.device("cuda", 1)
+    assert default_device("cuda:3") == torch.device("cuda", 3)  # as asked
     monkeypatch.delenv("LOCAL_RANK")
-    assert my_device() == torch.device("cuda")
+    assert default_device() == torch.device("cuda")
     assert not is_main()
 
 

@@ -26,7 +26,7 @@ from gatelens.loading.checks import check_model
 from gatelens.loading.llama2c import is_llama2c, read_llama2c
 from gatelens.model import Model
 from gatelens.model.anatomy import FAMILIES, describe, family_of
-from gatelens.runtime.processes import my_device
+from gatelens.runtime.processes import default_device
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
 
 BUILT_IN = {
@@ -55,7 +55,7 @@ def load(
     source = _source(str(what))
     hf, tokenizer = _read(str(what), dtype, device_map, allow_pickle)
     if device_map is None:
-        hf = hf.to(my_device(device))
+        hf = hf.to(default_device(device))
     if any(weight.is_meta for weight in hf.parameters()):
         raise GatelensError(
             f"the device_map leaves some layers of {what} on disk or swaps them in and out: gatelens needs all of them "

@@ -1,1 +1,4 @@
-"""What a long job needs: atomic files, pieces that are kept, checkpoints, processes, precision and versions."""
+"""What a long job needs: its folder, atomic files, kept pieces, checkpoints, processes, settings and versions.
+
+Nothing here knows about models or gates.
+"""

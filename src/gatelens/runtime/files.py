@@ -1,10 +1,11 @@
-"""Files that are there as a whole or not at all: a kill at any moment, or a full disk, leaves what was there."""
+"""Files that are either complete or absent: a kill at any moment, or a full disk, leaves the earlier file in place."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gatelens.errors import GatelensError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden file to write to, which takes the place of ``path`` at the end, unless there was an error."""
+    """A hidden temporary file to write to. It replaces ``path`` at the end, unless there was an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -28,52 +29,83 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents. An error says what is in the way."""
+    if path.exists() and not path.is_dir():
+        raise GatelensError(f"{path} is a file: give a folder, or a name that does not exist yet.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
+
+
+def remove_half_written(folder: Path) -> None:
+    """Remove the temporary files of an earlier process that was killed while it wrote."""
+    for temporary in folder.glob("*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def replace_file(path: Path, text: str) -> None:
+    """Write a text file."""
     with replacing(path) as temporary:
-        temporary.write_text(text, newline="")
+        temporary.write_text(text, newline="", encoding="utf-8")
 
 
 def write_json(path: Path, data: Any) -> None:
+    """Write JSON with sorted keys."""
     replace_file(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run folder."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise GatelensError(f"{path.parent} is no complete run of gatelens: it has no {path.name}.") from error
+        raise GatelensError(f"{path.parent} is not a complete run of gatelens: it has no {path.name}.") from error
     except (OSError, ValueError) as error:
-        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
+        raise GatelensError(f"cannot read {path} ({error}): the folder is damaged; run the job again.") from error
     if not isinstance(data, dict):
-        raise GatelensError(f"{path} is not of gatelens: it should hold a JSON object.")
+        raise GatelensError(f"{path} was not written by gatelens: it should hold a JSON object.")
     return data
 
 
+def write_csv(path: Path, header: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+    """Write a table. Floats are written with six significant digits."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in record] for record in records)
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """As safetensors, which everybody may read who may read the files beside them."""
-    plain: dict[str, Tensor] = {}
-    memory: set[int] = set()
+    """Write tensors as safetensors, with the file mode that the umask gives."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
     for name, tensor in tensors.items():
-        plain[name] = tensor.detach().cpu().contiguous()
-        place = plain[name].untyped_storage().data_ptr()
-        if place in memory:  # safetensors refuses tensors that share memory: the ends of a curve are views of it
-            plain[name] = plain[name].clone()
-        memory.add(place)
+        separate[name] = tensor.detach().cpu().contiguous()
+        storage = separate[name].untyped_storage().data_ptr()
+        if storage in storages:  # safetensors refuses tensors that share memory, such as views of one curve
+            separate[name] = separate[name].clone()
+        storages.add(storage)
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
-        save_file(plain, temporary)
-        temporary.chmod(mode)  # safetensors writes for the owner alone
+        save_file(separate, temporary)
+        temporary.chmod(mode)  # safetensors makes files that only their owner may read
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file in a run folder."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise GatelensError(f"{path} cannot be read ({error}): the folder is damaged; run it again.") from error
+        raise GatelensError(f"cannot read {path} ({error}): the folder is damaged; run the job again.") from error
 
 
-def about_files(error: Exception) -> bool:
-    """Whether an error, also one of safetensors or torch, is one of the system about a file."""
-    words = ("os error", "PytorchStreamWriter", "inline_container")
-    return isinstance(error, OSError) or any(word in str(error) for word in words)
+def is_about_files(error: Exception) -> bool:
+    """Whether the operating system raised this error about a file.
+
+    safetensors and torch wrap such errors in types of their own and keep only the text, so the text has to decide.
+    """
+    fragments = ("os error", "PytorchStreamWriter", "inline_container")
+    return isinstance(error, OSError) or any(fragment in str(error) for fragment in fragments)

@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 (autocast): faster than float32, where the processor has instructions for them."""
+"""Matrix products in bfloat16 (autocast): faster than float32 if the processor has instructions for them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from gatelens.errors import GatelensWarning
 
 
 def use_bfloat16(device: torch.device, asked: bool) -> bool:
-    """Whether to run matrix products in bfloat16: if that is asked for, unless a CPU would have to imitate them.
+    """Whether to run matrix products in bfloat16.
 
-    Float32, which is faster than that, is then used instead, with a warning.
+    On a CPU that has to emulate bfloat16 the answer is no, with a warning: float32 is faster there.
+
+    Arguments:
+        asked: whether the user asked for bfloat16.
     """
     if asked and device.type == "cpu" and not _cpu_has_bfloat16():
         warnings.warn(
-            "this processor has no instructions for bfloat16: matrix products are float32, which is faster here.",
+            "this processor has no bfloat16 instructions: matrix products run in float32, which is faster here.",
             GatelensWarning,
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
-"""Several processes at one run (``accelerate launch``): each does its share, and all know the whole.
+"""Several processes that work on one run (``accelerate launch``): each does its share, and all get the whole result.
 
-What is shared out is a list of rows, such as seeds. Every process calls the same functions in the same order; one that
+The work is a list of items, such as seeds. Every process must call the same functions in the same order; a process that
 leaves out a call leaves the others waiting for it.
 """
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 
-_PATIENCE = timedelta(days=30)  # a process may have more rows than another, and rows take hours
+_TIMEOUT = timedelta(days=30)  # a process may have more items than another, and an item takes hours
 
 
 def n_processes() -> int:
-    """How many processes were started together for this run."""
+    """The number of processes that were started together for this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -31,54 +31,66 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def my_device(device: str | torch.device | None = None) -> torch.device:
-    """The device to load a model to; default: CUDA where there is one, else the CPU.
+def default_device(device: str | torch.device | None = None) -> torch.device:
+    """The device to load a model to: CUDA if there is one and no other device is asked for, otherwise the CPU.
 
-    Of several processes on one machine each has a GPU of its own, in the order in which accelerate gives them out.
+    If several processes run on one machine, each gets its own GPU, in the order in which accelerate assigns them.
     """
-    wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if wanted.type == "cuda" and wanted.index is None and "LOCAL_RANK" in os.environ:
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and chosen.index is None and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
-    return wanted
+    return chosen
 
 
 class Processes:
-    """All processes of this run, and which of them this one is. device: where the model is."""
+    """All processes of this run, and the place of this process among them.
+
+    Arguments:
+        device: where the model is.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.index, self.count = 0, n_processes()
         self._state: Any = None
         if self.count > 1:
-            self._state = _join(device, self.count)
+            self._state = _connect(device, self.count)
             self.index = int(self._state.process_index)
 
     @property
     def name(self) -> str:
-        """Of this process among all, as it says which rows are its share."""
+        """The name of this process's share of the work, such as ``0-of-2``."""
         return f"{self.index}-of-{self.count}"
 
     def share(self, n: int) -> list[int]:
-        """The rows, of n, that are this process's: every one if it is alone, none if there are too few."""
+        """Which of n items this process works on: all of them if it is alone, none if there are too few."""
         return list(range(n))[self.index :: self.count]
 
-    def gather(self, mine: Tensor, n: int) -> Tensor:
-        """The rows of all processes in order, on the CPU: (n, ...), the same everywhere. mine: those of `share(n)`."""
-        own = list(zip(self.share(n), mine.cpu(), strict=True))
+    def gather(self, own: Tensor, n: int) -> Tensor:
+        """The items of all processes in order, on the CPU, the same in every process.
+
+        Arguments:
+            own: this process's items, (item, ...), in the order of ``share(n)``.
+            n: the number of items of all processes.
+
+        Returns:
+            (n, ...)
+        """
+        numbered = list(zip(self.share(n), own.cpu(), strict=True))
         if self._state is None:
-            return mine.cpu()
+            return own.cpu()
         from accelerate.utils import gather_object
 
-        rows: dict[int, Tensor] = dict(gather_object(own))
-        return torch.stack([rows[row] for row in range(n)])
+        items: dict[int, Tensor] = dict(gather_object(numbered))
+        return torch.stack([items[number] for number in range(n)])
 
     def wait(self) -> None:
-        """Go on when all processes are here."""
+        """Return when all processes have called this."""
         if self._state is not None:
             self._state.wait_for_everyone()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Let the main process do this before all others."""
+        """The main process runs the block before all others do."""
         if not is_main():
             self.wait()
         yield
@@ -86,16 +98,16 @@ class Processes:
             self.wait()
 
 
-def _join(device: torch.device, count: int) -> Any:
+def _connect(device: torch.device, count: int) -> Any:
     if importlib.util.find_spec("accelerate") is None:
-        raise GatelensError("several processes need accelerate: run `pip install accelerate`, or start only one.")
+        raise GatelensError("several processes need accelerate: run `pip install accelerate`, or start one process.")
     from accelerate import PartialState
 
-    # Told of the CPU as sparsify's Accelerator is: by itself accelerate sees no other processes without a GPU.
-    state = PartialState(cpu=device.type == "cpu", timeout=_PATIENCE)
+    # accelerate connects processes without a GPU only if it is told that the device is the CPU.
+    state = PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT)
     if state.num_processes != count:
         raise GatelensError(
-            f"this is one of {count} processes, but accelerate does not connect them on the device {device.type}: "
-            "start one process, or take the device cpu or cuda."
+            f"this is one of {count} processes, but accelerate does not connect processes on the device {device.type}: "
+            "start one process, or use the device cpu or cuda."
         )
     return state

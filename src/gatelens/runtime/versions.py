@@ -1,4 +1,4 @@
-"""Which versions a result was made with: every run says so."""
+"""The versions of the software that a result was made with. Every run records them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from importlib.metadata import version
 
 
 def versions() -> dict[str, str]:
-    """Of this package, of those that its numbers rest on, and of Python."""
+    """The versions of gatelens, of the packages that decide its numbers, and of Python, by name."""
     packages = {name: version(name) for name in ("gatelens", "torch", "transformers")}
     return {**packages, "python": platform.python_version()}

@@ -32,7 +32,7 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.model import Model
 from gatelens.model.anatomy import describe
 from gatelens.runtime.checkpoints import Checkpoints
-from gatelens.runtime.files import about_files
+from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import gate_biases
 from gatelens.sparse.sparsify.claim import claim
@@ -258,7 +258,7 @@ def _one_sentence(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not about_files(error):
+        if not is_about_files(error):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise GatelensError(

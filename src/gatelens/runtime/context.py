@@ -1,0 +1,73 @@
+"""How a computation may run: its memory budget, where its finished pieces are kept, and whom it tells about progress.
+
+Every function that does long work takes one `Context` and hands it down. Settings say what is computed; the context
+changes no number.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.runtime.journal import Journal, Progress
+
+MEMORY_GB = 4.0
+"""The default memory budget of runs, in GB, besides the model itself."""
+MEMORY_HELP = "memory budget for runs, in GB, besides the model itself"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The execution context of a computation.
+
+    Example:
+        scores = gatelens.attribute_edges(model, task, context=Context(memory_gb=1.0))
+
+    Arguments:
+        memory_gb: budget for activations and gates, in GB, besides the model itself. Batches are cut so that they fit.
+        journal: keeps finished pieces of work so that a killed run resumes; by default nothing is kept.
+    """
+
+    memory_gb: float = MEMORY_GB
+    journal: Journal = field(default_factory=Journal)
+
+    def __post_init__(self) -> None:
+        if not self.memory_gb > 0:
+            raise GatelensError(f"memory_gb is {self.memory_gb}: it must be a number above 0.")
+
+    @classmethod
+    def in_folder(cls, folder: Path, memory_gb: float = MEMORY_GB, progress: Progress | None = None) -> Context:
+        """A context that keeps its pieces in a folder."""
+        return cls(memory_gb, Journal(folder, progress))
+
+    def fits(self, numbers: int) -> int:
+        """How many items of this many float32 numbers fit into the memory budget; at least one."""
+        if math.isinf(self.memory_gb):
+            return sys.maxsize
+        return max(1, int(self.memory_gb * 1e9 // (4 * max(1, numbers))))
+
+    def with_memory(self, memory_gb: float) -> Context:
+        """The same context with another memory budget."""
+        return replace(self, memory_gb=memory_gb)
+
+    def part(self, name: str) -> Context:
+        """A context for one part of the work. Its pieces have the name of the part before their own."""
+        return replace(self, journal=self.journal.part(name))
+
+    def begin(self, title: str, total: int) -> None:
+        """Announce the next phase of the work and its number of pieces or steps."""
+        self.journal.begin(title, total)
+
+    def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
+        """The piece of work with this name: read from the journal if it is there, otherwise computed and kept."""
+        return self.journal.piece(name, compute, shape)
+
+
+UNLIMITED = Context(memory_gb=math.inf)
+"""No memory budget: for work whose caller has already cut it to size."""

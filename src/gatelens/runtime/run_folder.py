@@ -1,0 +1,155 @@
+"""The folder of one run, from which a killed run resumes.
+
+``asked.json``    what was asked, with the fingerprints of model and task. It is written first, and a folder is only ever
+                  resumed by the same request.
+``pieces/``       finished pieces of work; removed at the end.
+``.lock``         held by the process that works in the folder; the operating system releases it when that process ends.
+``result.json``   the summary. It is written last: a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from gatelens.errors import GatelensError
+from gatelens.runtime.context import MEMORY_GB, Context
+from gatelens.runtime.files import make_folder, read_json, remove_half_written, write_json
+from gatelens.runtime.journal import Clock, Journal, Progress
+from gatelens.runtime.processes import Processes, is_main
+from gatelens.runtime.settings import Settings
+from gatelens.runtime.versions import versions
+
+ASKED, RESULT, PIECES, LOCK = "asked.json", "result.json", "pieces", ".lock"
+
+
+def request(kind: str, model: Mapping[str, Any], settings: Settings, **tasks: Any) -> dict[str, Any]:
+    """What is asked of a job, as plain JSON: its kind, the model, its tasks and settings, and the versions of the code.
+
+    Arguments:
+        kind: the name of the job.
+        model: what identifies the model (`Model.identity()`).
+        tasks: what identifies the tasks, by the name under which the request holds them.
+    """
+    asked = {"kind": kind, "model": model, **tasks, "settings": settings.identity(), "versions": versions()}
+    plain: dict[str, Any] = json.loads(json.dumps(asked))
+    return plain
+
+
+class RunFolder:
+    """Claims a folder for one request, holds its lock, keeps its pieces and clock, and finishes it.
+
+    Example:
+        with RunFolder(out, request("circuit", model.identity(), settings, task=task.spec()), progress) as run:
+            if run.complete:
+                return load_circuit(run.path)
+            scores = attribute(HEADS, model, task, context=run.context())
+            run.finish({"count": 12})
+
+    Without a folder (``out=None``) nothing is kept, and the same code runs.
+
+    Arguments:
+        out: the folder, or None.
+        asked: the request (`request`). A folder that holds another request's work is refused, so that two runs never mix.
+        progress: is told about every finished piece.
+        processes: all processes of this run, if there are several. The main one claims the folder and writes to it.
+    """
+
+    def __init__(
+        self,
+        out: str | Path | None,
+        asked: Mapping[str, Any],
+        progress: Progress | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.path = None if out is None else Path(out)
+        self.asked, self.processes = asked, processes
+        self.complete = False
+        self._lock = None if self.path is None else FileLock(self.path / LOCK)
+        self._clock = Clock(None if self.path is None else self.path / PIECES, progress)
+
+    def __enter__(self) -> Self:
+        if self.path is not None:
+            if self.processes is None:
+                self._claim(self.path)
+            else:
+                with self.processes.main_first():
+                    self._claim(self.path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None and self._lock.is_locked:
+            self._lock.release()
+            if self.complete and self.path is not None:
+                (self.path / LOCK).unlink(missing_ok=True)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took so far, including earlier starts that were killed."""
+        return self._clock.seconds
+
+    def context(self, memory_gb: float = MEMORY_GB, name: str = "") -> Context:
+        """The execution context of this run, or of the part of it with this name."""
+        folder = None if self.path is None else self.path / PIECES / name
+        return Context(memory_gb, Journal(folder, self._clock if is_main() else None))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write ``result.json`` and remove what was only needed to resume. All other files must be written before."""
+        if self.path is not None and is_main():
+            write_json(self.path / RESULT, result)
+            shutil.rmtree(self.path / PIECES, ignore_errors=True)
+            remove_half_written(self.path)
+        self.complete = True
+        if self.processes is not None:
+            self.processes.wait()
+
+    def _claim(self, path: Path) -> None:
+        make_folder(path)
+        if is_main():
+            self._take_lock(path)
+        if not (path / ASKED).exists():
+            others = [file for file in path.iterdir() if file.suffix != ".tmp" and file.name != LOCK]
+            if others:
+                raise GatelensError(
+                    f"{path} holds other files and not a run of gatelens: give an empty folder or a new one."
+                )
+            write_json(path / ASKED, self.asked)
+            return
+        refuse_another_request(path, read_json(path / ASKED), self.asked)
+        self.complete = (path / RESULT).exists()
+
+    def _take_lock(self, path: Path) -> None:
+        assert self._lock is not None
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise GatelensError(
+                f"another process is working in {path}: wait until it ends, or give another folder."
+            ) from error
+        except OSError as error:
+            raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
+
+
+def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise an error that names the first difference if a folder was made for another request."""
+    for key in sorted({*asked, *saved}):
+        if asked.get(key) != saved.get(key):
+            raise GatelensError(
+                f"{folder} holds a run with {key} {_difference(saved.get(key), asked.get(key))}, not "
+                f"{_difference(asked.get(key), saved.get(key))}: ask for the same to resume it, or give another folder."
+            )
+
+
+def _difference(value: Any, other: Any) -> str:
+    """A value for a message. Of two mappings only the entries that differ are shown."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        value = {key: value[key] for key in value if value[key] != other.get(key)}
+    return str(value)

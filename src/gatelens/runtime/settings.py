@@ -1,0 +1,109 @@
+"""The base class of everything that a user sets: settings of jobs and methods, study files, saved results.
+
+pydantic checks the types and ranges, and reads and writes JSON. It is used instead of msgspec because it reports every
+wrong value with the path to its key, and because its field descriptions are the help text of the command line and of the
+reference pages.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from gatelens.errors import GatelensError
+
+EXECUTION: dict[str, Any] = {"execution": True}
+"""Mark a field that changes how a job runs but not its numbers: ``Field(4.0, json_schema_extra=EXECUTION)``."""
+
+
+class Settings(BaseModel):
+    """Settings that are checked when they are made and never change.
+
+    Example:
+        class MySettings(Settings):
+            steps: int = Field(5, ge=1, description="points of the path")
+
+        MySettings(steps=0)  # GatelensError: steps is 0: it must be greater than or equal to 1.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), validate_default=False
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise GatelensError(explain(error, type(self))) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_to_tuples(cls, values: Any) -> Any:
+        """JSON and TOML have lists only, so a list is accepted where a field is a tuple."""
+        if not isinstance(values, Mapping):
+            return values
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some of them changed. The result is checked again."""
+        return type(self)(**{**dict(self), **changes})
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the numbers, as plain JSON: all fields except those marked with `EXECUTION`."""
+        fields = type(self).model_fields
+        return self.model_dump(mode="json", exclude={name for name in fields if _is_execution(fields[name])})
+
+
+def explain(error: ValidationError, cls: type[BaseModel], where: str = "") -> str:
+    """The first problem that pydantic found, in one sentence.
+
+    Arguments:
+        error: what pydantic raised.
+        cls: the class whose fields were checked.
+        where: text before the key, for example the path of a file and a section.
+    """
+    detail = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in detail["loc"])
+    name = f"{where}{key}" if key else where.rstrip(".: ") or cls.__name__
+    if detail["type"] == "extra_forbidden":
+        return unknown_name("setting", key, cls.model_fields, where)
+    if detail["type"] == "missing":
+        return f"{name} is missing: give it a value."
+    if detail["type"] == "literal_error":
+        field = cls.model_fields.get(str(detail["loc"][0]))
+        choices = literal_choices(field) if field is not None else []
+        return unknown_name(key, detail["input"], choices, where)
+    return f"{name} is {detail['input']!r}: {_requirement(detail)}."
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "") -> str:
+    """One sentence about a name that does not exist, with the nearest one that does."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, 1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{where}no {kind} '{name}': {hint}There are {', '.join(names) or 'none'}."
+
+
+def literal_choices(field: FieldInfo) -> Sequence[str]:
+    """The values that a field of a Literal type accepts."""
+    annotation = field.annotation
+    nested = [part for part in get_args(annotation) if get_args(part)] if get_origin(annotation) else []
+    return [str(choice) for part in (nested or [annotation]) for choice in get_args(part)]
+
+
+def _requirement(detail: ErrorDetails) -> str:
+    """pydantic's message as the second half of a sentence: "it must be ..."."""
+    message = detail["msg"]
+    for start in ("Input should be ", "Value error, ", "Assertion failed, "):
+        message = message.removeprefix(start)
+    return f"it must be {message[0].lower()}{message[1:]}"
+
+
+def _is_execution(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("execution"))

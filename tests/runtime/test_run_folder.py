@@ -1,0 +1,86 @@
+"""A run folder: claimed for one request, locked by one process, resumed, and complete in the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gatelens.errors import GatelensError
+from gatelens.runtime.context import Context
+from gatelens.runtime.files import read_json
+from gatelens.runtime.run_folder import RunFolder
+
+ASKED = {"kind": "test", "settings": {"n": 1}}
+
+
+def test_a_finished_folder_is_complete_and_holds_no_leftovers(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "deep" / "run", ASKED) as run:
+        assert not run.complete
+        run.context().piece("a", lambda: torch.ones(2))
+        (tmp_path / "deep" / "run" / ".result.json.1.tmp").touch()  # left by a process that was killed
+        run.finish({"count": 3})
+    assert sorted(path.name for path in (tmp_path / "deep" / "run").iterdir()) == ["asked.json", "result.json"]
+    with RunFolder(tmp_path / "deep" / "run", ASKED) as again:
+        assert again.complete
+    assert read_json(tmp_path / "deep" / "run" / "result.json") == {"count": 3}
+
+
+def test_a_run_that_was_interrupted_resumes_with_its_pieces(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path, ASKED) as run:
+        run.context().piece("a", lambda: torch.ones(2))
+        raise KeyboardInterrupt
+    with RunFolder(tmp_path, ASKED) as again:
+        assert not again.complete
+        assert again.context().piece("a", lambda: torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_another_request_is_refused_and_the_difference_is_named(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, ASKED):
+        pass
+    with pytest.raises(GatelensError, match=r"holds a run with settings \{'n': 1\}, not \{'n': 2\}"):
+        RunFolder(tmp_path, {**ASKED, "settings": {"n": 2}}).__enter__()
+
+
+def test_other_files_are_refused_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(GatelensError, match="holds other files"):
+        RunFolder(tmp_path, ASKED).__enter__()
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    with pytest.raises(GatelensError, match="is a file"):
+        RunFolder(tmp_path / "mine.txt", ASKED).__enter__()
+
+
+def test_two_processes_are_kept_apart(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom gatelens.errors import GatelensError\nfrom gatelens.runtime.run_folder import RunFolder\n"
+        "try: RunFolder(sys.argv[1], {'kind': 'test', 'settings': {'n': 1}}).__enter__()\n"
+        "except GatelensError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with RunFolder(tmp_path, ASKED):
+        refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "another process is working in" in refused
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    with RunFolder(None, ASKED) as run:
+        assert run.context().piece("a", lambda: torch.ones(1)).tolist() == [1]
+        run.finish({})
+    assert run.complete
+
+
+class TestContext:
+    def test_the_budget_decides_how_many_items_fit(self) -> None:
+        assert Context(memory_gb=1).fits(25_000_000) == 10
+        assert Context(memory_gb=0.001).fits(25_000_000) == 1
+        assert Context(memory_gb=float("inf")).fits(1) > 1 << 40
+
+    @pytest.mark.parametrize("memory_gb", [0.0, -1.0, float("nan")])
+    def test_a_budget_of_nothing_is_refused(self, memory_gb: float) -> None:
+        with pytest.raises(GatelensError, match="memory_gb"):
+            Context(memory_gb=memory_gb)

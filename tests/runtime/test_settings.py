@@ -1,0 +1,54 @@
+"""Settings: checked when they are made, with one sentence for a wrong value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from gatelens.errors import GatelensError
+from gatelens.runtime.settings import EXECUTION, Settings
+
+
+class Example(Settings):
+    steps: int = Field(5, ge=1)
+    rate: tuple[float, float] = Field((0.1, 0.01))
+    level: Literal["heads", "edges"] = "heads"
+    memory_gb: float = Field(4.0, gt=0, json_schema_extra=EXECUTION)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"steps": 0}, "steps is 0: it must be greater than or equal to 1."),
+        ({"steps": 2.5}, "steps is 2.5: it must be a valid integer."),
+        ({"steps": "3"}, "steps is '3': it must be a valid integer."),
+        ({"steps": True}, "steps is True: it must be a valid integer."),
+        ({"memory_gb": float("nan")}, "memory_gb is nan: it must be a finite number."),
+        ({"stpes": 3}, "no setting 'stpes': did you mean 'steps'? There are steps, rate, level, memory_gb."),
+        ({"level": "head"}, "no level 'head': did you mean 'heads'? There are heads, edges."),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(GatelensError) as raised:
+        Example(**values)
+    assert str(raised.value) == sentence
+
+
+def test_lists_and_whole_numbers_are_accepted_as_json_and_toml_have_them() -> None:
+    settings = Example(rate=[1, 2], memory_gb=3)  # type: ignore[arg-type]
+    assert settings.rate == (1.0, 2.0)
+    assert settings.memory_gb == 3.0
+
+
+def test_replace_checks_again() -> None:
+    assert Example().replace(steps=7) == Example(steps=7)
+    with pytest.raises(GatelensError, match="steps is -1"):
+        Example().replace(steps=-1)
+
+
+def test_identity_leaves_out_what_changes_no_number() -> None:
+    assert Example(memory_gb=1).identity() == Example(memory_gb=2).identity()
+    assert Example(steps=1).identity() != Example(steps=2).identity()
+    assert Example().identity() == {"steps": 5, "rate": [0.1, 0.01], "level": "heads"}
