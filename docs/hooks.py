@@ -7,7 +7,6 @@ which browsers draw by themselves: no script, no font, no network. ``<!-- settin
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from typing import Any
@@ -53,14 +52,15 @@ def _formula(found: re.Match[str]) -> str:
 
 def settings_table(where: str) -> str:
     """Fields, defaults and meanings of a settings class, ``module:Class``."""
+    from gatelens.runtime.settings import setting_fields
+
     module, name = where.split(":")
-    cls = getattr(importlib.import_module(module), name)
-    rows = [
-        f"| `{field.name}` | {_default(field.default)} | {_cell(field.metadata['help'])} |"
-        for field in dataclasses.fields(cls)
-        if "help" in field.metadata
+    lines = [
+        f"| `{field.name}` | {_default(field.default)} | {_cell(field.help)} |"
+        for field in setting_fields(getattr(importlib.import_module(module), name))
+        if field.help
     ]
-    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *lines])
 
 
 def commands() -> str:
@@ -100,7 +100,7 @@ def _shown(option: Any) -> str:
 
 def _default(value: Any) -> str:
     """A default as code; nothing where there is none."""
-    return "" if value in (None, "", (), []) or value is dataclasses.MISSING or callable(value) else f"`{value}`"
+    return "" if value in (None, "", (), [], ...) or callable(value) else f"`{value}`"
 
 
 def _cell(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 from pydantic import Field
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.settings import EXECUTION, Settings
+from gatelens.runtime.settings import EXECUTION, REQUIRED, SettingField, Settings, setting_fields
 
 
 class Example(Settings):
@@ -52,3 +53,21 @@ def test_identity_leaves_out_what_changes_no_number() -> None:
     assert Example(memory_gb=1).identity() == Example(memory_gb=2).identity()
     assert Example(steps=1).identity() != Example(steps=2).identity()
     assert Example().identity() == {"steps": 5, "rate": [0.1, 0.01], "level": "heads"}
+
+
+def test_fields_of_settings_and_of_dataclasses_are_listed_alike() -> None:
+    class Checked(Settings):
+        name: str = Field(description="its name")
+        rate: tuple[float, ...] = Field((0.1,), description="learning rates")
+
+    @dataclass(frozen=True)
+    class Plain:
+        name: str = field(metadata={"help": "its name"})
+        rate: tuple[float, ...] = field(default=(0.1,), metadata={"help": "learning rates"})
+
+    fields = [
+        SettingField("name", str, REQUIRED, "its name"),
+        SettingField("rate", tuple[float, ...], (0.1,), "learning rates"),
+    ]
+    assert setting_fields(Checked) == fields
+    assert setting_fields(Plain) == fields

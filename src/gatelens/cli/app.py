@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from gatelens.cli.options import Loader
 from gatelens.errors import GatelensError, GatelensWarning
+from gatelens.runtime.settings import REQUIRED, setting_fields
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
 
@@ -75,7 +75,7 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
 
     def run(**given: Any) -> None:
         for name, cls in made.items():
-            given[name] = cls(**{field.name: given.pop(field.name) for field in dataclasses.fields(cls)})
+            given[name] = cls(**{field.name: given.pop(field.name) for field in setting_fields(cls)})
         function(**given)
 
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
@@ -88,15 +88,15 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
 
 
 def _parameters(cls: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(cls)
+    """One keyword parameter for each field of a settings class."""
     return [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[_option_type(hints[field.name]), typer.Option(help=field.metadata.get("help"))],
+            default=inspect.Parameter.empty if field.default is REQUIRED else field.default,
+            annotation=Annotated[_option_type(field.annotation), typer.Option(help=field.help)],
         )
-        for field in dataclasses.fields(cls)
+        for field in setting_fields(cls)
     ]
 
 

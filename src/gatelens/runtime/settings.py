@@ -7,9 +7,10 @@ reference pages.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, get_args, get_origin
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -57,6 +58,44 @@ class Settings(BaseModel):
         """What decides the numbers, as plain JSON: all fields except those marked with `EXECUTION`."""
         fields = type(self).model_fields
         return self.model_dump(mode="json", exclude={name for name in fields if _is_execution(fields[name])})
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingField:
+    """One field of a settings class, as the command line and the reference pages show it."""
+
+    name: str
+    annotation: Any
+    default: Any  # REQUIRED if the field has none
+    help: str | None
+
+
+REQUIRED: Any = ...
+"""The default of a field that has none."""
+
+
+def setting_fields(cls: type[Any]) -> list[SettingField]:
+    """The fields of a settings class, in order. A dataclass has its help in the metadata of its fields."""
+    if issubclass(cls, BaseModel):
+        return [
+            SettingField(
+                name,
+                field.annotation,
+                REQUIRED if field.is_required() else field.get_default(call_default_factory=True),
+                field.description,
+            )
+            for name, field in cls.model_fields.items()
+        ]
+    hints = get_type_hints(cls)
+    return [
+        SettingField(
+            field.name,
+            hints[field.name],
+            REQUIRED if field.default is dataclasses.MISSING else field.default,
+            field.metadata.get("help"),
+        )
+        for field in dataclasses.fields(cls)
+    ]
 
 
 def explain(error: ValidationError, cls: type[BaseModel], where: str = "") -> str:
