@@ -6,7 +6,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gatelens.model import Model
-from gatelens.model.anatomy import Head, describe
+from gatelens.model.anatomy import describe
+from gatelens.model.components import Head
 from gatelens.tasks.base import Example, ResponseTask
 
 WORDS, SEPARATOR, LENGTH = 11, 11, 8

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gatelens.methods.patching import patch_edges as patch_edges
     from gatelens.methods.patching import patch_heads as patch_heads
     from gatelens.model import Model as Model
-    from gatelens.model.anatomy import Head as Head
+    from gatelens.model.components import Head as Head
     from gatelens.sparse.gated_attention import gated_attention as gated_attention
     from gatelens.sparse.sparsify import SparsifySettings as SparsifySettings
     from gatelens.sparse.sparsify import sparsify as sparsify
@@ -45,7 +45,7 @@ _WHERE = {
     "Curve": "gatelens.measures.curves",
     "CurveSettings": "gatelens.measures.curves",
     "GatelensError": "gatelens.errors",
-    "Head": "gatelens.model.anatomy",
+    "Head": "gatelens.model.components",
     "ContrastSettings": "gatelens.methods.contrast",
     "HeadGatingSettings": "gatelens.methods.head_gating",
     "Model": "gatelens.model",

@@ -17,7 +17,7 @@ from blocks import PAGES, ROOT, Block, blocks, commands
 import gatelens
 from gatelens import cli
 from gatelens.loading import loader as loading
-from gatelens.model.anatomy import FAMILIES
+from gatelens.model.families import FAMILIES
 from gatelens.sparse.in_model import make_sparse, save_sparse
 from gatelens.tasks import TASKS
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gatelens import GatelensError, Model
 from gatelens.gates import heads
 from gatelens.loading.checks import check_model
-from gatelens.model.anatomy import FAMILIES, NormKind
+from gatelens.model.families import FAMILIES, NormKind
 from gatelens.sparse.in_model import make_sparse
 
 ADD_UP = "the outputs of its components do not add up to the residual stream"

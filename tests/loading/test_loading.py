@@ -232,7 +232,7 @@ class TestUnfitModel:
 
     def test_unknown_family(self, folder: Path) -> None:
         transformers.BloomConfig(architectures=["BloomForCausalLM"]).save_pretrained(folder)
-        with pytest.raises(GatelensError, match="the model family 'bloom' is not known: known are gemma2"):
+        with pytest.raises(GatelensError, match="the model family 'bloom' is not known: known families are gemma2"):
             gatelens.load(folder)
 
     def test_remote_code_is_not_run(self, folder: Path) -> None:

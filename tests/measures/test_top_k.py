@@ -14,7 +14,7 @@ from gatelens.gates.heads import capture, run_heads
 from gatelens.gates.scores import AttentionScores, EdgeScores, HeadScores, rank
 from gatelens.measures.top_k import circuits
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
-from gatelens.model.anatomy import Head
+from gatelens.model.components import Head
 from gatelens.model.graph import Graph
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

@@ -31,7 +31,7 @@ def models() -> None:
     from rich.table import Table
 
     from gatelens.loading.loader import BUILT_IN
-    from gatelens.model.anatomy import FAMILIES
+    from gatelens.model.families import FAMILIES
 
     table = Table("built-in", "what it is")
     for name, about in BUILT_IN.items():

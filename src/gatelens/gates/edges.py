@@ -21,8 +21,9 @@ from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, skip_to
 from gatelens.model import Model
-from gatelens.model.anatomy import Block, widen
+from gatelens.model.anatomy import TransformerBlock
 from gatelens.model.graph import Graph
+from gatelens.runtime.precision import widen
 
 Write = Callable[[int, Tensor], None]
 """Called as write(first source, outputs) with outputs (source, prompt, position, width)."""
@@ -63,7 +64,7 @@ def hook_sources(model: Model, hooks: Hooks, write: Write, layers: range | None 
     anatomy, graph = model.anatomy, Graph.of(model.anatomy)
     cut = (anatomy.n_heads, anatomy.head_dim)
 
-    def watch(layer: int, block: Block) -> None:
+    def watch(layer: int, block: TransformerBlock) -> None:
         def heads(z: Tensor) -> None:
             with torch.no_grad():
                 write(graph.heads(layer).start, anatomy.contributions(block, z.detach().unflatten(-1, cut)))
@@ -185,7 +186,7 @@ class _EdgeRun:
         at = start - self.n_shared
         torch.sub(by_row, reference, out=self.own[:, at : at + len(outputs)])
 
-    def _hook_inputs(self, layer: int, block: Block, hooks: Hooks) -> None:
+    def _hook_inputs(self, layer: int, block: TransformerBlock, hooks: Hooks) -> None:
         if self.closed_attention[layer]:
             projected: list[Tensor] = []
             hooks.before(block.layer, lambda stream: self._project(layer, block, stream, projected))
@@ -214,7 +215,7 @@ class _EdgeRun:
         place = slice(destination, destination + 1)
         return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
 
-    def _project(self, layer: int, block: Block, stream: Tensor, projected: list[Tensor]) -> None:
+    def _project(self, layer: int, block: TransformerBlock, stream: Tensor, projected: list[Tensor]) -> None:
         """Put what the query, key and value projections give for the mixed inputs of every head."""
         anatomy = self.model.anatomy
         place, reference = self.graph.attention_inputs(layer), self.reference.attention_inputs[layer]

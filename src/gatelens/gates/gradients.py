@@ -12,7 +12,7 @@ from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Edit, Hooks
 from gatelens.gates.runs import forward
 from gatelens.model import Model
-from gatelens.model.anatomy import Block
+from gatelens.model.anatomy import TransformerBlock
 
 Metric = Callable[[Tensor], Tensor]
 """From logits (prompt, vocab) at the last position to one number for each prompt."""
@@ -76,7 +76,7 @@ class InputGradients:
         hooks.before(model.anatomy.final_norm.part, keep(self.finals))
         hooks.after(model.anatomy.final_norm.part, catch(self.final, 0))
 
-    def _watch_block(self, layer: int, block: Block, hooks: Hooks) -> None:
+    def _watch_block(self, layer: int, block: TransformerBlock, hooks: Hooks) -> None:
         self.qkv.append({})
         hooks.before(block.layer, keep(self.streams))
         for i, module in enumerate(block.qkv):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gatelens.model.anatomy import Head
+from gatelens.model.components import Head
 from gatelens.model.graph import Graph
 
 Ranking = Literal["absolute", "signed"]

@@ -15,7 +15,7 @@ from gatelens.gates.responses import check_responses
 from gatelens.measures.results import RESULT, open_together, request
 from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast, hold_out
 from gatelens.model import Model
-from gatelens.model.anatomy import Head
+from gatelens.model.components import Head
 from gatelens.report.figures import head_maps, save_figure
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.journal import Clock, Journal, Progress

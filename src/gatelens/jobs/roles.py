@@ -16,7 +16,7 @@ from gatelens.measures.ablation import AblationCurve, ablation_curve, count_of_k
 from gatelens.measures.results import RESULT, open_together, request
 from gatelens.methods.head_gating import KINDS, HeadGatingSettings, HeadRoles, fit_head_gates
 from gatelens.model import Model
-from gatelens.model.anatomy import Head
+from gatelens.model.components import Head
 from gatelens.report.figures import ablation_figure, head_maps, save_figure
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.journal import Clock, Journal, Progress

@@ -16,7 +16,7 @@ from gatelens.gates.heads import run_heads
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import capture, forward
 from gatelens.model import Model
-from gatelens.model.anatomy import widen
+from gatelens.runtime.precision import widen
 from gatelens.sparse.in_model import dense_attention, is_sparse
 
 # Hugging Face's norms compute in float32 also where the weights are float64.
@@ -140,5 +140,5 @@ def _compare(model: Model, found: Tensor, wanted: Tensor, what: str) -> None:
 def _fail(model: Model, what: str) -> None:
     raise GatelensError(
         f"{model.name} ({model.anatomy.model_type}) fails the check at load: {what}. Its numbers would be wrong; "
-        "mend its row in FAMILIES of gatelens/anatomy.py, or pass check=False (--no-check) to look into it."
+        "mend its row in FAMILIES of gatelens/model/families.py, or pass check=False (--no-check) to look into it."
     )

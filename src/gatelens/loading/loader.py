@@ -25,7 +25,8 @@ from gatelens.loading.builtin import ADAPTERS
 from gatelens.loading.checks import check_model
 from gatelens.loading.llama2c import is_llama2c, read_llama2c
 from gatelens.model import Model
-from gatelens.model.anatomy import FAMILIES, describe, family_of
+from gatelens.model.anatomy import describe
+from gatelens.model.families import FAMILIES, family_of
 from gatelens.runtime.processes import default_device
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
 

@@ -13,7 +13,7 @@ from gatelens.gates.scores import HeadScores
 from gatelens.jobs.roles import load_roles
 from gatelens.measures.results import ASKED, RESULT
 from gatelens.methods.head_gating import HeadRoles
-from gatelens.model.anatomy import Head
+from gatelens.model.components import Head
 from gatelens.runtime.files import read_json, read_tensors
 
 

@@ -20,9 +20,9 @@ from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import Run, capture, forward, gradient_numbers
 from gatelens.gates.scores import AttentionScores, EdgeScores, HeadScores
 from gatelens.model import Model
-from gatelens.model.anatomy import widen
 from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Journal
+from gatelens.runtime.precision import widen
 from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.batches import batches, join
 

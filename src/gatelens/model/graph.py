@@ -1,35 +1,50 @@
 """The component graph: which component's output can reach which component's input.
 
-Sources are the embedding, every head and every MLP; destinations are every head's q, k and v input, every MLP's
-input and the logits. Both are numbered in the order in which the model computes them, so a destination reads
-exactly the sources below some number. Where keys and values are shared between heads (grouped-query attention), the
-k and v inputs belong to the KV head. Biases belong to no edge.
+Sources are the embedding, every head and every MLP. Destinations are the q, k and v input of every head, the input of
+every MLP, and the logits. Both are numbered in the order in which the model computes them, so a destination reads
+exactly the sources below some number. With grouped-query attention the k and v inputs belong to the key-value head.
+Biases do not belong to an edge.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.model.anatomy import Anatomy, Head
+from gatelens.model.anatomy import Anatomy
+from gatelens.model.components import Component
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Sources and destinations of a model of this shape, as numbers and as names."""
+    """The sources, destinations and edges of a model, as numbers and as names.
+
+    Arguments:
+        n_layers: number of layers.
+        n_heads: query heads in each layer.
+        n_kv_heads: key-value heads in each layer.
+        parallel: True if attention and MLP of a layer read the same stream.
+        coupled: True if a norm follows the output projection, so that each head of a layer scales the others.
+
+    Example:
+        >>> Graph(12, 12, 12).n_edges  # GPT-2 small
+        32491
+    """
 
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    parallel: bool = False  # attention and MLP of a layer read the same stream
-    coupled: bool = False  # a norm after the output projection lets each head of a layer scale the others
+    parallel: bool = False
+    coupled: bool = False
 
     @classmethod
     def of(cls, anatomy: Anatomy) -> Graph:
+        """The graph of a model with this anatomy."""
         coupled = anatomy.family.after_attention is not None
         return cls(anatomy.n_layers, anatomy.n_heads, anatomy.n_kv_heads, anatomy.parallel, coupled)
 
@@ -37,21 +52,23 @@ class Graph:
 
     @property
     def n_sources(self) -> int:
+        """Number of sources."""
         return 1 + self.n_layers * (self.n_heads + 1)
 
     def heads(self, layer: int) -> slice:
-        """The sources that are this layer's heads."""
+        """The numbers of the sources that are the heads of a layer."""
         start = 1 + layer * (self.n_heads + 1)
         return slice(start, start + self.n_heads)
 
     def mlp(self, layer: int) -> int:
-        """The source that is this layer's MLP."""
+        """The number of the source that is the MLP of a layer."""
         return self.heads(layer).stop
 
     # Destinations: layer by layer, the heads' q, the KV heads' k, the KV heads' v and the MLP; then the logits.
 
     @property
     def n_destinations(self) -> int:
+        """Number of destinations."""
         return self.n_layers * self._per_layer + 1
 
     @property
@@ -59,22 +76,24 @@ class Graph:
         return self.n_heads + 2 * self.n_kv_heads + 1
 
     def attention_inputs(self, layer: int) -> slice:
-        """The destinations that are this layer's q, k and v inputs, in this order."""
+        """The numbers of the destinations that are the q, k and v inputs of a layer, in this order."""
         start = layer * self._per_layer
         return slice(start, start + self._per_layer - 1)
 
     def mlp_input(self, layer: int) -> int:
+        """The number of the destination that is the input of a layer's MLP."""
         return self.attention_inputs(layer).stop
 
     @property
     def logits(self) -> int:
+        """The number of the destination that is the logits."""
         return self.n_destinations - 1
 
     # Edges
 
     @cached_property
     def reads(self) -> Tensor:
-        """How many sources each destination can read: (destination,). It reads those numbered below."""
+        """How many sources each destination can read: (destination,). It reads the sources with smaller numbers."""
         counts: list[int] = []
         for layer in range(self.n_layers):
             before = self.heads(layer).start
@@ -89,44 +108,50 @@ class Graph:
 
     @property
     def n_edges(self) -> int:
+        """Number of edges."""
         return int(self.reads.sum())
 
-    def on_a_path(self, kept: Tensor) -> Tensor:
-        """Of the kept edges, those on some path from the embedding to the logits: bool (row, source, destination).
+    def on_a_path(self, circuits: Tensor) -> Tensor:
+        """Remove the edges of circuits that are not on a path from the embedding to the logits.
 
-        The others carry nothing: what cannot be reached from the embedding stays at its corrupt value, and what
-        does not reach the logits cannot change them. Heads that are coupled count as one here.
+        The removed edges have no effect: a component that cannot be reached from the embedding stays at its corrupt
+        value, and a component that does not reach the logits cannot change them. The heads of a layer that are coupled
+        by a norm count as one component here.
+
+        Arguments:
+            circuits: bool (row, source, destination), the edges of each circuit.
+
+        Returns:
+            bool (row, source, destination), the edges that are on a path.
         """
-        kept = kept & self.edges.to(kept.device)
-        live = torch.zeros(len(kept), self.n_sources, dtype=torch.bool, device=kept.device)
-        live[:, 0] = True
+        circuits = circuits & self.edges.to(circuits.device)
+        # 1. Forwards: the sources that the embedding reaches.
+        reached = torch.zeros(len(circuits), self.n_sources, dtype=torch.bool, device=circuits.device)
+        reached[:, 0] = True
         for layer in range(self.n_layers):
-            live[:, self.heads(layer)] = self._by_head(self._reached(kept, live, self.attention_inputs(layer)))
-            mlp = self.mlp_input(layer)
-            live[:, self.mlp(layer)] = self._reached(kept, live, slice(mlp, mlp + 1))[:, 0]
-        useful = torch.zeros(len(kept), self.n_destinations, dtype=torch.bool, device=kept.device)
+            inputs = (circuits[:, :, self.attention_inputs(layer)] & reached[:, :, None]).any(1)
+            reached[:, self.heads(layer)] = self._heads_of_inputs(inputs)
+            reached[:, self.mlp(layer)] = (circuits[:, :, self.mlp_input(layer)] & reached).any(1)
+        # 2. Backwards: the destinations that reach the logits. The MLP of a parallel block does not read its heads, so
+        # that one order is right for both kinds of block.
+        useful = torch.zeros(len(circuits), self.n_destinations, dtype=torch.bool, device=circuits.device)
         useful[:, self.logits] = True
         for layer in reversed(range(self.n_layers)):
-            written = (kept[:, self.heads(layer).start : self.mlp(layer) + 1] & useful[:, None]).any(2)
-            useful[:, self.mlp_input(layer)] = written[:, -1]
-            # A parallel block's MLP does not read its heads, so one order serves both kinds of block.
-            written = (kept[:, self.heads(layer)] & useful[:, None]).any(2)
-            useful[:, self.attention_inputs(layer)] = self._by_input(written)
-        return kept & live[:, :, None] & useful[:, None, :]
+            useful[:, self.mlp_input(layer)] = (circuits[:, self.mlp(layer)] & useful).any(1)
+            heads = (circuits[:, self.heads(layer)] & useful[:, None]).any(2)
+            useful[:, self.attention_inputs(layer)] = self._inputs_of_heads(heads)
+        return circuits & reached[:, :, None] & useful[:, None, :]
 
-    def _reached(self, kept: Tensor, live: Tensor, destinations: slice) -> Tensor:
-        return (kept[:, :, destinations] & live[:, :, None]).any(1)
-
-    def _by_head(self, inputs: Tensor) -> Tensor:
-        """Any of a head's three inputs: (row, q k v inputs) -> (row, head)."""
+    def _heads_of_inputs(self, inputs: Tensor) -> Tensor:
+        """The heads of which any input is set: (row, q k v inputs) -> (row, head)."""
         if self.coupled:
             return inputs.any(1, keepdim=True)
         q, k, v = inputs.split([self.n_heads, self.n_kv_heads, self.n_kv_heads], 1)
         group = self.n_heads // self.n_kv_heads
         return q | (k | v).repeat_interleave(group, 1)
 
-    def _by_input(self, heads: Tensor) -> Tensor:
-        """Any of the heads behind an input: (row, head) -> (row, q k v inputs)."""
+    def _inputs_of_heads(self, heads: Tensor) -> Tensor:
+        """The inputs of which any head is set: (row, head) -> (row, q k v inputs)."""
         if self.coupled:
             return heads.any(1, keepdim=True)
         shared = heads.unflatten(1, (self.n_kv_heads, -1)).any(2)
@@ -136,33 +161,43 @@ class Graph:
 
     @cached_property
     def source_names(self) -> list[str]:
-        """``embed``, ``L3H7``, ``M3``."""
+        """The names of the sources: ``embed``, ``L3H7``, ``M3``."""
         names = ["embed"]
         for layer in range(self.n_layers):
-            names += [str(Head(layer, head)) for head in range(self.n_heads)]
-            names.append(f"M{layer}")
+            names += [str(Component(layer, "H", head)) for head in range(self.n_heads)]
+            names.append(str(Component(layer, "M")))
         return names
 
     @cached_property
     def destination_names(self) -> list[str]:
-        """``L3H7.q``, ``L3H7.k``, ``L3H7.v``, ``M3``, ``logits``; k and v of shared keys: ``L3KV2.k``."""
-        shared = self.n_kv_heads != self.n_heads
+        """The names of the destinations: ``L3H7.q``, ``L3H7.k``, ``L3H7.v``, ``M3``, ``logits``.
+
+        With grouped-query attention the k and v inputs are named after the key-value head: ``L3KV2.k``.
+        """
+        kv_kind: Literal["H", "KV"] = "H" if self.n_kv_heads == self.n_heads else "KV"
         names: list[str] = []
         for layer in range(self.n_layers):
-            names += [f"{Head(layer, head)}.q" for head in range(self.n_heads)]
-            for kind in "kv":
-                names += [f"L{layer}{'KV' if shared else 'H'}{head}.{kind}" for head in range(self.n_kv_heads)]
-            names.append(f"M{layer}")
+            names += [f"{Component(layer, 'H', head)}.q" for head in range(self.n_heads)]
+            names += [f"{Component(layer, kv_kind, head)}.k" for head in range(self.n_kv_heads)]
+            names += [f"{Component(layer, kv_kind, head)}.v" for head in range(self.n_kv_heads)]
+            names.append(str(Component(layer, "M")))
         return [*names, "logits"]
 
     def edge(self, name: str) -> tuple[int, int]:
-        """The numbers of an edge written ``L3H7 -> L5H2.q``."""
-        parts = [part.strip() for part in name.split("->")]
-        if len(parts) == 2 and parts[0] in self.source_names and parts[1] in self.destination_names:
-            found = self.source_names.index(parts[0]), self.destination_names.index(parts[1])
-            if self.edges[found]:
-                return found
+        """Look up an edge by its name.
+
+        Arguments:
+            name: source and destination, written like ``L3H7 -> L5H2.q``.
+
+        Returns:
+            The numbers of the source and of the destination. If there is no such edge, a `GatelensError` is raised.
+        """
+        ends = [end.strip() for end in name.split("->")]
+        if len(ends) == 2 and ends[0] in self.source_names and ends[1] in self.destination_names:
+            edge = self.source_names.index(ends[0]), self.destination_names.index(ends[1])
+            if self.edges[edge]:
+                return edge
         raise GatelensError(
             f"no edge '{name}': an edge is written like '{self.source_names[0]} -> {self.destination_names[0]}', "
-            f"from a source that is computed before its destination. There are {self.n_edges:,}."
+            f"and its source is computed before its destination. This model has {self.n_edges:,} edges."
         )

@@ -1,4 +1,4 @@
-"""A model: the untouched Hugging Face causal LM, its tokenizer, and where its parts are."""
+"""A model: the unchanged Hugging Face causal LM, its tokenizer, and where its parts are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,29 @@ from typing import Any
 import torch
 
 from gatelens.errors import GatelensError
-from gatelens.model.anatomy import Anatomy, Head
+from gatelens.model.anatomy import Anatomy
+from gatelens.model.components import Head
+
+# Config fields that say how a model was stored, not what it computes.
+_STORAGE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "architectures")
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What :func:`gatelens.load` returns and everything else takes.
+    """A loaded causal LM: what `gatelens.load` returns and every other function takes.
 
-    ``hf`` is the Hugging Face model as its own library loaded it: in evaluation mode, with frozen weights.
-    ``source`` is what :func:`gatelens.load` opens as this model from any folder: a whole path, a hub id or a built-in
-    name; empty where the model was not loaded.
+    Arguments:
+        name: the name to print: a built-in name, a hub id, or the last part of a path.
+        hf: the Hugging Face model as transformers loaded it, in evaluation mode and with frozen weights.
+        tokenizer: the Hugging Face tokenizer.
+        anatomy: the parts of the model, from `gatelens.model.anatomy.describe`.
+        source: what `gatelens.load` takes to open this model from any working directory: a built-in name, a hub id or
+            an absolute path. It is empty if the model was not loaded by `gatelens.load`.
+
+    Example:
+        >>> model = gatelens.load("smollm2")
+        >>> model.n_layers, model.n_heads, model.n_kv_heads
+        (30, 9, 3)
     """
 
     name: str
@@ -31,42 +44,46 @@ class Model:
 
     @property
     def n_layers(self) -> int:
+        """Number of layers."""
         return self.anatomy.n_layers
 
     @property
     def n_heads(self) -> int:
-        """Heads in each layer (query heads, where keys and values are shared between them)."""
+        """Number of query heads in each layer."""
         return self.anatomy.n_heads
 
     @property
     def n_kv_heads(self) -> int:
+        """Number of key-value heads in each layer; fewer than `n_heads` with grouped-query attention."""
         return self.anatomy.n_kv_heads
 
     @property
     def device(self) -> torch.device:
-        """Where tokens go in. With a device map the layers may live elsewhere."""
+        """The device that input tokens go to. With a device map, layers may be on other devices."""
         return self.hf.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
         return self.hf.dtype
 
     @property
     def wide_dtype(self) -> torch.dtype:
-        """What scores and differences are kept in: at least float32."""
+        """The dtype that scores and differences are computed in: float32, or float64 for a float64 model."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def n_parameters(self) -> int:
-        return sum(p.numel() for p in self.hf.parameters())
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.hf.parameters())
 
     @property
     def context(self) -> int:
-        """The longest sequence the model was made for."""
+        """The longest sequence that the model was made for, in tokens."""
         return int(self.hf.config.max_position_embeddings)
 
     def check_head(self, head: Head) -> Head:
-        """The head itself, if this model has it."""
+        """Return the head if this model has it; otherwise raise a `GatelensError` that says which heads exist."""
         if not (0 <= head.layer < self.n_layers and 0 <= head.index < self.n_heads):
             raise GatelensError(
                 f"no head {head} in {self.name}: layers run 0-{self.n_layers - 1}, heads 0-{self.n_heads - 1}. "
@@ -76,19 +93,13 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that tells this model from others, whatever folder it lies in: config, shapes and weights.
+        """A SHA-256 hash of the config and the weights: equal for copies of a model, different after any training.
 
-        64 numbers spread over each weight are hashed, so that it takes no time for a large model; training
-        moves practically all of them.
+        Only 64 numbers of each weight are hashed, so that it is fast for a large model too.
         """
         config = self.hf.config.to_dict()
-        for key in (
-            "transformers_version",
-            "_name_or_path",
-            "dtype",
-            "architectures",
-        ):  # how it was stored, not what it is
-            config.pop(key, None)
+        for field in _STORAGE_FIELDS:
+            config.pop(field, None)
         return hash_weights(self.hf, json.dumps(config, sort_keys=True, default=str))
 
     def __repr__(self) -> str:
@@ -98,9 +109,17 @@ class Model:
         )
 
 
-def hash_weights(hf: Any, more: str = "") -> str:
-    """A hash of a Hugging Face model's shapes, dtypes and weights, 64 numbers of each, and of ``more``."""
-    digest = hashlib.sha256(more.encode())
+def hash_weights(hf: Any, prefix: str = "") -> str:
+    """Hash the weights of a Hugging Face model.
+
+    Arguments:
+        hf: the model.
+        prefix: text that is hashed before the weights.
+
+    Returns:
+        A SHA-256 hash, in hexadecimal, of the name, shape and dtype of every weight and of 64 numbers spread over it.
+    """
+    digest = hashlib.sha256(prefix.encode())
     for name, weight in sorted(hf.state_dict().items()):
         sample = weight.flatten()[:: max(1, weight.numel() // 64)][:64]
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -18,12 +17,13 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.scores import Ranking, rank
+from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 from gatelens.report.layout import Edge, component, layout, links
 from gatelens.report.style import BLUE, RED, note, shown, styled
 
 LINES: dict[str, object] = {"q": "-", "k": (0, (4, 1.5)), "v": (0, (1, 1.2)), "": "-"}
-FILLS = {"H": "#FFFFFF", "K": "#E8E8E8", "M": "#FFF3D6"}
+FILLS = {"H": "#FFFFFF", "KV": "#E8E8E8", "M": "#FFF3D6"}
 _WIDE, _HIGH = 0.44, 0.17  # a box, in inches
 _PORTS = {"q": -0.3, "k": 0.0, "v": 0.3, "": 0.0}  # where an edge enters a box, in widths from its middle
 
@@ -93,7 +93,7 @@ def _columns(xs: Sequence[float]) -> int:
 
 def _layers(names: Iterable[str]) -> dict[str, float]:
     """The height of the middle of each layer that is drawn, in 0..1, from the lowest on."""
-    found = {int(number[0]) for name in names if (number := re.findall(r"\d+", name))}
+    found = {part.layer for name in names if (part := Component.find(name))}
     return {str(layer): (i + 1) / (len(found) + 1) for i, layer in enumerate(sorted(found))}
 
 
@@ -135,7 +135,8 @@ def _curve(start: tuple[float, float], end: tuple[float, float]) -> Path:
 
 
 def _box(axis: Axes, name: str, place: tuple[float, float]) -> None:
-    kind = "K" if "KV" in name else "M" if name.startswith("M") else "H"
+    part = Component.find(name)
+    kind = "H" if part is None else part.kind
     box = FancyBboxPatch(
         (place[0] - _WIDE / 2, place[1] - _HIGH / 2),
         _WIDE,

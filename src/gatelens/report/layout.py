@@ -9,13 +9,13 @@ straight edges cross the fewest others and run under the fewest boxes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gatelens.model.components import Component, Head
 from gatelens.model.graph import Graph
 
 Edge = tuple[int, int]  # source and destination, by number
@@ -48,7 +48,7 @@ def links(graph: Graph, names: Sequence[str]) -> list[tuple[str, str]]:
     for name in names:
         layer, kind, index = _place(name)
         if kind == "KV":
-            heads = (f"L{layer}H{head}" for head in range(index * group, (index + 1) * group))
+            heads = (str(Head(layer, head)) for head in range(index * group, (index + 1) * group))
             pairs += [(name, head) for head in heads if head in there]
     return pairs
 
@@ -86,10 +86,10 @@ def _ends(graph: Graph, source: int, destination: int) -> tuple[str, str]:
 
 def _place(name: str) -> tuple[int, str, int]:
     """Layer, kind (``H``, ``KV``, ``M`` or none) and number in the layer."""
-    found = re.fullmatch(r"(?:L(\d+)(H|KV)(\d+))|(?:M(\d+))", name)
-    if found is None:  # embed below all layers, logits above
+    part = Component.find(name)
+    if part is None:  # The embedding is below all layers, the logits are above them.
         return (-1 if name == "embed" else 10**6), "", 0
-    return (int(found[4]), "M", 0) if found[4] else (int(found[1]), found[2], int(found[3]))
+    return part.layer, part.kind, part.index
 
 
 def _order(name: str) -> tuple[int, float, int]:

@@ -7,7 +7,6 @@ the strongest pairs; whole attention patterns are files of their own, which the 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from gatelens.gates.scores import rank
 from gatelens.measures.example import ExamplePrompt
 from gatelens.methods.head_gating import KINDS
+from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 from gatelens.report.layout import Edge, component, components, layout, links
 from gatelens.report.runs import CircuitRun, GateRun
@@ -65,13 +65,13 @@ def in_order(graph: Graph, names: Sequence[str]) -> dict[str, tuple[float, float
     group, columns, bands = graph.n_heads / graph.n_kv_heads, graph.n_heads + 1, graph.n_layers + 1
 
     def place(name: str) -> tuple[float, float]:
-        if name in ("embed", "logits"):
+        part = Component.find(name)
+        if part is None:
             return 0.5, float(name == "logits")
-        layer, kind, index = re.split("(KV|H|M)", name.lstrip("L"))
-        if kind == "M":
-            return 1 - 0.5 / columns, (int(index) + 1.3) / bands
-        column = (int(index) + 0.5) * (group if kind == "KV" else 1)
-        return column / columns, (int(layer) + (0.7 if kind == "KV" else 1)) / bands
+        if part.kind == "M":
+            return 1 - 0.5 / columns, (part.layer + 1.3) / bands
+        column = (part.index + 0.5) * (group if part.kind == "KV" else 1)
+        return column / columns, (part.layer + (0.7 if part.kind == "KV" else 1)) / bands
 
     return {name: place(name) for name in names}
 
@@ -180,9 +180,10 @@ def _attends(prompts: Sequence[ExamplePrompt], name: str) -> list[list[Any]]:
 
     The first token is left aside as a key: most heads rest there when they have nothing to do.
     """
-    if not prompts or not name.startswith("L") or "KV" in name:
+    part = Component.find(name)
+    if not prompts or part is None or part.kind != "H":
         return []
-    layer, head = map(int, name[1:].split("H"))
+    layer, head = part.layer, part.index
     prompt = prompts[0]
     weights = prompt.attention[layer, head].float()
     if prompt.open is not None:

@@ -1,12 +1,18 @@
-"""Matrix products in bfloat16 (autocast): faster than float32 if the processor has instructions for them."""
+"""Which precision to compute in: matrix products in bfloat16 where that is faster, sums in at least float32."""
 
 from __future__ import annotations
 
 import warnings
 
 import torch
+from torch import Tensor
 
 from gatelens.errors import GatelensWarning
+
+
+def widen(x: Tensor) -> Tensor:
+    """Convert to at least float32. Sums over prompts, positions and sources are never computed in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def use_bfloat16(device: torch.device, asked: bool) -> bool:
