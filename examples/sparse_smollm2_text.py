@@ -19,7 +19,6 @@ import pip
 import torch
 
 from gatelens.model import Model
-from gatelens.tasks.words import words
 
 DATA = "../shared/data/text"
 NOVELS = tuple(f"{DATA}/{name}.txt" for name in ("great-expectations", "pride-and-prejudice", "tale-of-two-cities"))
@@ -53,7 +52,7 @@ STORIES = (
     "{A} wrote to {B} about the house, and",
     "There were three of them in the boat: {A}, {B} and {C}.",
 )
-PEOPLE = words(
+PEOPLE = WORD.findall(
     """
     Emma Oliver Lucy George Alice Henry Clara Edward Rose Martin Julia Simon Helen Peter Nora Walter Hannah Louis Irene
     Victor Agnes Oscar Maria Carl Sophie Hugo Diana Felix Laura Bruno Anna Max Eva Leo Ruth Paul Ida Karl Amy Fred

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gatelens.errors import GatelensError
-from gatelens.tasks.greater_than import EVENTS, TEMPLATE, build, decidable_years
+from gatelens.tasks.builtin.greater_than import EVENTS, TEMPLATE, build, decidable_years
 
 from .conftest import REAL, made, real
 

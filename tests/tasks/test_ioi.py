@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gatelens.errors import GatelensError
-from gatelens.tasks import ioi, ioi_long
+from gatelens.tasks._words import NAMES, OBJECTS, PLACES
 from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.builtin import ioi, ioi_long
 from gatelens.tasks.tokens import encode
-from gatelens.tasks.words import NAMES, OBJECTS, PLACES
 
 from .conftest import LARGE, real
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gatelens.errors import GatelensError
-from gatelens.tasks import addition, agreement, colored_objects, docstring, induction
-from gatelens.tasks.words import MEN, WOMEN
+from gatelens.tasks._words import MEN, WOMEN
+from gatelens.tasks.builtin import addition, agreement, colored_objects, docstring, induction
 
 
 def arguments(text: str) -> tuple[list[str], list[str]]:

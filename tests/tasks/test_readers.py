@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gatelens.errors import GatelensError
-from gatelens.tasks import readers, task
+from gatelens.tasks import _readers as readers
+from gatelens.tasks import task
 from gatelens.tasks.base import ResponseTask
 
 from .conftest import SHARED, like_model

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, task
+from gatelens.tasks.builtin.ioi_long import story
 from gatelens.tasks.draw import distinct, generator, rounds
-from gatelens.tasks.ioi_long import story
 from gatelens.tasks.preview import listing
 
 from .conftest import like_model

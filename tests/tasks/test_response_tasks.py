@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatelens.errors import GatelensError
-from gatelens.tasks import TASKS, common_sense, contrast, from_spec, syntax, task, word_problems
+from gatelens.tasks import TASKS, contrast, from_spec, task
+from gatelens.tasks._forms import ANTONYMS, CAPITALS, NOUNS, VERBS, past, plural, third_person
 from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.builtin import common_sense, syntax, word_problems
 from gatelens.tasks.draw import generator
-from gatelens.tasks.forms import ANTONYMS, CAPITALS, NOUNS, VERBS, past, plural, third_person
 
 from .conftest import REAL, like_model, real
 

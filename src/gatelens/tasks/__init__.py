@@ -33,7 +33,7 @@ class HasTokenizer(Protocol):
 class Entry:
     """One built-in task: where its builder is, what kind of task it makes, and how to tell a user what it is."""
 
-    builder: str  # module:function inside gatelens.tasks
+    builder: str  # module:function inside gatelens.tasks.builtin
     kind: Literal["circuit", "response"]
     description: str
     example: tuple[str, str]  # a prompt and its answer
@@ -41,7 +41,7 @@ class Entry:
     def load(self) -> Any:
         """The builder: (tokenizer, n, seed, *, options) -> task."""
         module, function = self.builder.split(":")
-        return getattr(import_module(f"gatelens.tasks.{module}"), function)
+        return getattr(import_module(f"gatelens.tasks.builtin.{module}"), function)
 
     def options(self) -> tuple[str, ...]:
         parameters = inspect.signature(self.load()).parameters.values()
@@ -167,7 +167,7 @@ def task(
         return made
     path = Path(name)
     if path.is_file() or path.suffix == ".jsonl":
-        from gatelens.tasks.own import read
+        from gatelens.tasks._own import read
 
         _check_options(str(name), options, ("skip_bad",))
         return read(model.tokenizer, str(name), n, seed, context=getattr(model, "context", None), **options)
@@ -193,7 +193,7 @@ def contrast(
     instruction: str | None = None,
 ) -> "tuple[ResponseTask, ResponseTask]":
     """The same word pairs asked by an instruction and by examples, prompt by prompt: for contrastive gating."""
-    from gatelens.tasks.word_pairs import build
+    from gatelens.tasks.builtin.word_pairs import build
 
     by_instruction, by_examples = (
         build(model.tokenizer, n, seed, relation=relation, ask=ask, source=source, instruction=instruction)

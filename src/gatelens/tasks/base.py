@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.tasks.metrics import METRICS, Difference
+from gatelens.tasks._metrics import METRICS, Difference
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, continuations, encode, tokenise
 
 __all__ = ["Bucket", "CircuitTask", "Example", "Pair", "ResponseBatch", "ResponseTask"]

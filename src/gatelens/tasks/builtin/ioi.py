@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from random import Random
 
+from gatelens.tasks._words import NAMES, OBJECTS, PLACES
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import choose, distinct, generator, others
 from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
-from gatelens.tasks.words import NAMES, OBJECTS, PLACES
 
 # {A} and {B} are the two people in either order (IO first: ABBA; S first: BABA), {S} is the subject again.
 TEMPLATES = (

@@ -8,10 +8,10 @@ arXiv 1611.01368).
 from operator import attrgetter
 
 from gatelens.errors import GatelensError
+from gatelens.tasks._words import MEN, WOMEN, pairs, words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
-from gatelens.tasks.words import MEN, WOMEN, pairs, words
 
 PRONOUN_TEMPLATES = (
     "Everyone knows that {name} is a good {person}, isn't",

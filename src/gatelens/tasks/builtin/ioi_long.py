@@ -7,7 +7,7 @@ question: 35 to 60 tokens. Names, metric and corruptions are those of `ioi`.
 from random import Random
 
 from gatelens.tasks.base import CircuitTask
-from gatelens.tasks.ioi import named_task
+from gatelens.tasks.builtin.ioi import named_task
 from gatelens.tasks.tokens import Tokenizer
 
 # Pieces of a kind have the same number of tokens for most tokenizers, so that stories fall into few buckets.

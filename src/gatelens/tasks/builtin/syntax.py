@@ -10,10 +10,10 @@ from itertools import cycle
 from operator import itemgetter
 from random import Random
 
+from gatelens.tasks._forms import NOUNS, VERBS, past, third_person
+from gatelens.tasks._readers import blimp, from_source
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import choose, distinct, generator
-from gatelens.tasks.forms import NOUNS, VERBS, past, third_person
-from gatelens.tasks.readers import blimp, from_source
 from gatelens.tasks.tokens import Tokenizer
 
 # Subjects that take the verb with -s, and those that take it without.

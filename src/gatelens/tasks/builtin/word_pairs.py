@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 from gatelens.errors import GatelensError
+from gatelens.tasks._forms import ANTONYMS, CAPITALS, NOUNS, VERBS
+from gatelens.tasks._readers import read, take, word_pair
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import choose, generator
-from gatelens.tasks.forms import ANTONYMS, CAPITALS, NOUNS, VERBS
-from gatelens.tasks.readers import read, take, word_pair
 from gatelens.tasks.tokens import Tokenizer
 
 SHOTS = 5

@@ -9,16 +9,16 @@ from importlib.resources import files
 from operator import itemgetter
 from random import Random
 
+from gatelens.tasks._readers import commonsense_qa, from_source, multiple_choice
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import distinct, generator, rounds
-from gatelens.tasks.readers import commonsense_qa, from_source, multiple_choice
 from gatelens.tasks.tokens import Tokenizer
 
 
 @cache
 def questions() -> tuple[tuple[str, ...], ...]:
     """Each built-in question, its right option and the four wrong ones."""
-    text = files("gatelens.tasks").joinpath("common_sense.txt").read_text(encoding="utf-8")
+    text = files("gatelens.tasks.builtin").joinpath("common_sense.txt").read_text(encoding="utf-8")
     return tuple(tuple(line.split("|")) for line in text.splitlines())
 
 

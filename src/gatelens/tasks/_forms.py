@@ -1,6 +1,6 @@
 """Word forms and word pairs that the language tasks are made of."""
 
-from gatelens.tasks.words import pairs, words
+from gatelens.tasks._words import pairs, words
 
 IRREGULAR_VERBS = pairs(
     """

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import add, floordiv, itemgetter, mul, sub
 from random import Random
 
+from gatelens.tasks._readers import from_source, math_problem, word_problem
+from gatelens.tasks._words import MEN, WOMEN
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.readers import from_source, math_problem, word_problem
 from gatelens.tasks.tokens import Tokenizer
-from gatelens.tasks.words import MEN, WOMEN
 
 OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
 

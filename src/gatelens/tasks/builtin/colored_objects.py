@@ -6,10 +6,10 @@ The behaviour is that of the Reasoning about Colored Objects task (BIG-bench, ar
 
 from operator import attrgetter
 
+from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
-from gatelens.tasks.words import words
 
 # All words follow "a", so none begins with a vowel.
 COLORS = words("red blue green yellow black white brown pink purple silver gold gray")

@@ -15,10 +15,10 @@ attention-only transformer". Arguments (six beside `self`) and all other words a
 from operator import attrgetter
 from random import Random
 
+from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import choose, distinct, generator, others
 from gatelens.tasks.tokens import Pair, Tokenizer, single_tokens
-from gatelens.tasks.words import words
 
 ARGUMENTS = words(
     """

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gatelens.errors import GatelensError
+from gatelens.tasks._words import EVENTS
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Pair, Tokenizer, encode, preferably_single
-from gatelens.tasks.words import EVENTS
 
 CENTURIES = range(11, 18)
 YEARS = range(2, 99)
