@@ -56,8 +56,8 @@ def test_a_corruption_changes_the_names_it_says_and_nothing_else(build: Any, cor
             assert corrupt[:2] == clean[:2]
             assert corrupt[2] not in clean
         else:
-            swap = {clean[0]: clean[1], clean[1]: clean[0]}
-            assert corrupt == [swap[name] for name in clean]
+            partner = {clean[0]: clean[1], clean[1]: clean[0]}
+            assert corrupt == [partner[name] for name in clean]
 
 
 def test_an_unknown_corruption_is_named(gpt2: Any) -> None:

@@ -66,7 +66,7 @@ def task_options(given: list[str] | None, skip_bad: bool) -> dict[str, Any]:
     for pair in given or []:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise GatelensError(f"'{pair}' is no task option: write it as KEY=VALUE, e.g. corruption=swap.")
+            raise GatelensError(f"'{pair}' is no task option: write it as KEY=VALUE, e.g. corruption=exchange.")
         try:
             options[key] = json.loads(value)
         except ValueError:

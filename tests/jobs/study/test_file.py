@@ -33,7 +33,7 @@ n = 32
 models = ["small", "sparse"]
 [circuit.task.docstring]
 n = 16
-options = { corruption = "random" }
+options = { corruption = "answer" }
 [circuit.model.sparse]
 memory_gb = 8
 
@@ -64,7 +64,7 @@ class TestMeaning:
         assert cells["heads-ioi-small"].settings == CircuitSettings(n=32)
         one = cells["edges-docstring-sparse-seed-1"]
         assert one.settings == CircuitSettings(n=16, level="edges", seed=1, memory_gb=8.0)
-        assert one.options == {"corruption": "random"}
+        assert one.options == {"corruption": "answer"}
         assert (one.model.dtype, one.model.dense, one.model.cpus) == ("bfloat16", "small", 2.0)
         assert cells["roles-syntax-big"].settings == GateSettings(first_rate=(0.2, 0.02))
         assert study.title == "Some heads"

@@ -12,7 +12,7 @@
 
     [circuit.task.docstring]        # other settings for one task, and the task's options; [circuit.model.sparse] alike
     n = 16
-    options = { corruption = "swap" }
+    options = { corruption = "answer" }
 
     [gate]                          # fields of GateSettings
     tasks = ["syntax"]
@@ -232,7 +232,7 @@ def _check_overrides(toml: Toml, kind: Kind, given: dict[str, Any], names: list[
 
 def _check_options(toml: Toml, task: str, options: Any, keys: Keys) -> None:
     if not isinstance(options, dict):
-        raise toml.mistake("options is a table, e.g. { corruption = 'swap' }.", *keys)
+        raise toml.mistake("options is a table, e.g. { corruption = 'exchange' }.", *keys)
     known = TASKS[task].options() if task in TASKS else ("skip_bad",)
     for key in options:
         if key not in known:
