@@ -1,10 +1,11 @@
-"""Pack the last checkpoint of sparse_smollm2.py as the built-in model `sparse-smollm2`, and judge it.
+"""Pack the last checkpoint of sparse_smollm2.py as the built-in model `sparse-smollm2`, and evaluate it.
 
     python examples/pack_sparse_smollm2.py [SEQUENCES]
 
-Adapter and biases go to src/gatelens/loading/builtin/sparse_smollm2 in float16, with a model card, the logs of all stages and
-`trade-off.csv`: the loss against open edges when all gate biases are moved up or down together. What the card says was
-measured on the packed numbers themselves, on so many sequences of each held-out text, none of which training looked at.
+The adapter, with its biases, goes to src/gatelens/loading/builtin/sparse_smollm2 in float16, beside a model card. The
+logs of all stages go to results/sparse-smollm2, beside `trade-off.csv`: the loss against open edges when all gate
+biases are moved up or down together. The numbers on the card are measured on the packed float16 weights, on SEQUENCES
+sequences of each held-out text. Training did not use any of these sequences.
 """
 
 import copy
@@ -31,6 +32,7 @@ from gatelens.sparse.sparsify.student import SCALE
 from gatelens.tasks import task
 
 FOLDER = ADAPTERS["sparse-smollm2"]
+LOGS = Path(__file__).parents[1] / "results" / "sparse-smollm2"
 TASKS = ("ioi", "docstring", "greater-than")
 PROMPTS = 256
 LOOKED_AT = STAGES[0].judge_sequences  # the first sequences of each text, by which training was followed
@@ -50,10 +52,11 @@ def pack() -> list[int]:
     settings = [stage.as_dict() for stage in STAGES[: len(begun)]]
     about = {"base": "smollm2", "steps": steps, "stages": settings}
     write_adapter(FOLDER, weights, biases, SCALE, about, torch.float16)
+    LOGS.mkdir(parents=True, exist_ok=True)
     for number, (run, _) in enumerate(begun, 1):
         for name in ("log.csv", "judged.csv"):
             if (run / name).exists():
-                shutil.copy(run / name, FOLDER / f"{Path(name).stem}-{number}.csv")
+                shutil.copy(run / name, LOGS / f"{Path(name).stem}-{number}.csv")
     return steps
 
 
@@ -71,7 +74,7 @@ def accuracy(model: Model, name: str, dense: Model) -> float:
 def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
     """Write loss and open edges with all biases moved together: less bias, fewer edges, more loss."""
     trained = gate_biases(sparse.hf)
-    with (FOLDER / "trade-off.csv").open("w", newline="") as file:
+    with (LOGS / "trade-off.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "bias shift", "open", "above dense", "kl"])
         for shift in SHIFTS:
