@@ -5,10 +5,9 @@ Names are imported when they are first used, so that ``import gatelens`` and ``g
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from gatelens.registration import register_with_transformers
 
 if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
@@ -70,8 +69,10 @@ _WHERE = {
 }
 __all__ = sorted(_WHERE)
 
-
-register_with_transformers()
+# Importing gatelens.sparse registers gated attention with transformers. That imports transformers' model code, which
+# takes seconds, so it is done here only if that code is loaded anyway.
+if "transformers.modeling_utils" in sys.modules:
+    import_module("gatelens.sparse")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ tells a model to use it, as one would tell it to use "sdpa". In training mode ga
 are steps. The model's attention dropout is not applied: the noise of the gates takes its place.
 
 A saved sparse model needs nothing but its config: `attn_implementation` names the operator and `gatelens` holds the
-bias of every head, so that plain `from_pretrained` opens it once gatelens is imported.
+bias of every head, so that plain `from_pretrained` opens it after `import gatelens.sparse`.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def write_card(
         "",
         f"{model.name} with gated attention, post-trained by gatelens so that few query-key edges stay open",
         "(Draye, Lei et al., arXiv 2512.05865). Open it with `gatelens.load`, or with transformers after",
-        "`import gatelens`.",
+        "`import gatelens.sparse`.",
         "",
         f"| text | sequences | {before} loss | sparse loss | difference | KL | open edges |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Plain transformers opens a sparse model once gatelens is imported, in whichever order."""
+"""Plain transformers opens a sparse model after `import gatelens.sparse`, in whichever order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from safetensors.torch import load_file, save_file
 from gatelens.sparse.in_model import make_sparse, save_sparse
 
 IMPORTS = {
-    # Looking for a module is not loading it: registration has to wait on.
-    "gatelens first": (
-        "import gatelens, importlib.util, sys; assert 'torch' not in sys.modules\n"
-        "importlib.util.find_spec('transformers.modeling_utils'); import transformers"
-    ),
-    "transformers first": "import transformers, transformers.modeling_utils; import gatelens",
+    "gatelens.sparse first": "import gatelens.sparse; import transformers",
+    "gatelens.sparse last": "import transformers, gatelens.sparse",
+    "gatelens after transformers' model code": "import transformers, transformers.modeling_utils; import gatelens",
 }
 
 
