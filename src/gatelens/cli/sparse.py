@@ -84,7 +84,7 @@ def evaluate(
 
 def _dense_of(model: str, load: Loader) -> Model | None:
     """What a sparse model was made from, where that is known and here."""
-    from gatelens.sparse.sparsify.judge import made_from
+    from gatelens.loading import made_from
 
     base = made_from(model)
     if base is None:
@@ -113,10 +113,11 @@ def convert(
 ) -> None:
     """Turn a nanoGPT-layout GPT-2 checkpoint (final.pth) or an adapter of `gatelens sparsify` into a model folder.
 
-    An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after `import gatelens`;
-    all options but --out are for checkpoints.
+    An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after
+    `import gatelens.sparse`; all options but --out are for checkpoints.
     """
-    from gatelens.loading.convert import convert_adapter, convert_checkpoint, names_adapter
+    from gatelens.loading.builtin import names_adapter
+    from gatelens.loading.convert import convert_adapter, convert_checkpoint
 
     made: object
     if not names_adapter(checkpoint):

@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.loading.builtin import ADAPTERS
+from gatelens.loading.builtin import path_of
 from gatelens.loading.loader import _ask_hub, _one_sentence, _quiet, load, write_whole
 from gatelens.model import Model
-from gatelens.sparse.adapters import ABOUT, WEIGHTS, is_adapter
+from gatelens.sparse.adapters import ABOUT, WEIGHTS
 
 HEAD_SIZE = 64  # of every GPT-2
 ACTIVATIONS = ("gelu", "gelu_new")
@@ -102,20 +102,15 @@ def convert_checkpoint(
     return Converted(folder, config.n_layer, config.n_head, parameters, padded - len(words), bias)
 
 
-def names_adapter(what: str) -> bool:
-    """Whether this is a sparse model as an adapter: the folder of one, or a built-in name."""
-    return is_adapter(ADAPTERS.get(what, Path(what)))
-
-
 def convert_adapter(what: str, out: str | Path) -> Model:
     """Write a sparse model that is an adapter as a folder with full weights, as a run of `sparsify` with `merge` does.
 
     what: the folder of an adapter, or a built-in name such as ``sparse-smollm2``. The biases of the gates are in the
-    folder's config.json, so that plain transformers opens it once gatelens is imported.
+    folder's config.json, so that plain transformers opens it after ``import gatelens.sparse``.
     """
     from gatelens.sparse.in_model import save_sparse
 
-    source, folder = ADAPTERS.get(what, Path(what)), Path(out)
+    source, folder = path_of(what), Path(out)
     _refuse_taken(folder)
     model = load(what)
 

