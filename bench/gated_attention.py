@@ -1,7 +1,8 @@
 """What gated attention costs, in units of torch's sdpa and of the plain operator: ``python -m bench.gated_attention``.
 
 Forward and backward of batch 1, 8 heads of size 64, float32, one thread. The plain operator keeps whole (T, T) matrices
-for autograd; sdpa has no gates and is the floor.
+for autograd; sdpa has no gates and is the floor. In the score gauge gates have a bias; in the probability gauge they
+have offsets for queries and keys and a rest value too, all with gradients.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from bench.rows import QUICK, Row, quick, say, words
 from bench.timing import ratios
 from gatelens.sparse.gated_attention import gated_attention
 
-HEADS, DIM, BIAS = 8, 64, 3.0
+HEADS, DIM = 8, 64
+BIAS = {"score": 3.0, "probability": 6.0}  # of gates that are partly open
 LENGTHS, REPEATS = ((256,), 2) if quick() else ((256, 1024, 2048), 5)
 MEMORY_LENGTH = 512 if quick() else 2048
-TIME, SDPA, MEMORY = 0.5, 2.0, 1 / 8  # at most: time over plain's and sdpa's from T = 1024 on, memory over plain's
+# Limits: time as a multiple of the plain operator's and of sdpa's from T = 1024 on, memory of the plain operator's
+TIME, SDPA, MEMORY = 0.5, {"training": 1.6, "inference": 1.4}, 1 / 8
 
 
 def main() -> None:
@@ -36,12 +39,14 @@ def main() -> None:
 def report_time(length: int) -> None:
     jobs = {name: job(name, length) for name in OPERATORS}
     cost = ratios(jobs.pop("sdpa"), jobs, repeats=REPEATS)
-    sdpa_most, plain_most = (SDPA, TIME) if length >= 1024 else (None, None)
     for mode in ("training", "inference"):
-        plain, gated = cost[f"plain, {mode}"], cost[f"gated, {mode}"]
+        sdpa_most, plain_most = (SDPA[mode], TIME) if length >= 1024 else (None, None)
+        plain = cost[f"plain, {mode}"]
         say(Row(f"T = {length}, {mode}: the plain operator", plain, "sdpa"))
-        say(Row(f"T = {length}, {mode}: gated attention", gated, "sdpa", 1, sdpa_most))
-        say(Row(f"T = {length}, {mode}: gated attention", gated / plain, "plain operator", None, plain_most))
+        for gate in BIAS:
+            gated = cost[f"{gate} gates, {mode}"]
+            say(Row(f"T = {length}, {mode}: {gate} gates", gated, "sdpa", 1, sdpa_most))
+            say(Row(f"T = {length}, {mode}: {gate} gates", gated / plain, "plain operator", None, plain_most))
 
 
 def report_memory() -> None:
@@ -51,7 +56,7 @@ def report_memory() -> None:
         command = [sys.executable, "-m", "bench.gated_attention", name, *([QUICK] if quick() else [])]
         grown[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     for name, growth in grown.items():
-        most = MEMORY if name.startswith("gated") else None
+        most = MEMORY if "gates" in name else None
         share = growth / max(1, grown["plain, training"])
         say(Row(f"T = {MEMORY_LENGTH}, extra memory: {name}", share, "plain, training", None, most))
 
@@ -67,7 +72,10 @@ def peak_growth(name: str) -> int:
 
 def job(name: str, length: int) -> Callable[[], object]:
     q, k, v = (torch.randn(1, HEADS, length, DIM, requires_grad=True) for _ in range(3))
-    return lambda: torch.autograd.grad(OPERATORS[name](q, k, v), (q, k, v))
+    offsets = [torch.randn(1, HEADS, length, requires_grad=True) for _ in range(2)]
+    rest = torch.randn(HEADS, DIM, requires_grad=True)
+    inputs = (q, k, v, *offsets, rest) if name.startswith("probability") else (q, k, v)
+    return lambda: torch.autograd.grad(OPERATORS[name](*inputs), inputs)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -77,26 +85,37 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def plain(q: Tensor, k: Tensor, v: Tensor, sample: bool) -> Tensor:
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     s = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
-    gates = (s + BIAS > 0).float()
+    logits = s + BIAS["score"]
+    gates = (logits > 0).float()
     if sample:
-        soft = torch.sigmoid(s + BIAS + torch.logit(torch.rand_like(s)))
+        soft = torch.sigmoid(logits + torch.logit(torch.rand_like(s)))
         gates = (soft > 0.5).float() + soft - soft.detach()
-    expected: Tensor = torch.sigmoid(s + BIAS).sum((-1, -2)) / visible.sum()
-    y: Tensor = (torch.softmax(s, -1) * gates) @ v
-    return y.sum() + expected.sum()
+    expected: Tensor = torch.sigmoid(logits).sum((-1, -2)) / visible.sum()
+    z: Tensor = (torch.softmax(s, -1) * gates) @ v
+    return z.sum() + expected.sum()
 
 
-def gated(q: Tensor, k: Tensor, v: Tensor, sample: bool) -> Tensor:
-    y, expected, _ = gated_attention(q, k, v, BIAS, sample=sample)
-    return y.sum() + expected.sum()
+def score_gates(q: Tensor, k: Tensor, v: Tensor, sample: bool) -> Tensor:
+    z, expected, _ = gated_attention(q, k, v, BIAS["score"], sample=sample)
+    return z.sum() + expected.sum()
 
 
-OPERATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+def probability_gates(
+    q: Tensor, k: Tensor, v: Tensor, of_queries: Tensor, of_keys: Tensor, rest: Tensor, sample: bool
+) -> Tensor:
+    options = {"query_offset": of_queries, "key_offset": of_keys, "rest": rest}
+    z, expected, _ = gated_attention(q, k, v, BIAS["probability"], sample=sample, gate="probability", **options)
+    return z.sum() + expected.sum()
+
+
+OPERATORS: dict[str, Callable[..., Tensor]] = {
     "sdpa": sdpa,
     "plain, training": partial(plain, sample=True),
-    "gated, training": partial(gated, sample=True),
+    "score gates, training": partial(score_gates, sample=True),
+    "probability gates, training": partial(probability_gates, sample=True),
     "plain, inference": partial(plain, sample=False),
-    "gated, inference": partial(gated, sample=False),
+    "score gates, inference": partial(score_gates, sample=False),
+    "probability gates, inference": partial(probability_gates, sample=False),
 }
 
 if __name__ == "__main__":

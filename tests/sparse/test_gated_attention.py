@@ -1,59 +1,22 @@
-"""The gated-attention operator against a plain version that holds whole (query, key) matrices."""
+"""The gated-attention operator against the plain version in `plain_attention`."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
 import pytest
 import torch
+from plain_attention import noise_of, plain_attention
 from scipy import stats
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.sparse import blocks as attention_blocks
-from gatelens.sparse.blocks import hash_uniform, noise_integers
+from gatelens.sparse import _tiles
 from gatelens.sparse.gated_attention import gated_attention
 
-CPU = torch.device("cpu")
-
-
-def plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: float | Tensor,
-    visible: Tensor,
-    scale: float | None = None,
-    softcap: float | None = None,
-    noise: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition, line by line. visible: (batch, head, query, key); noise: logit(U) of the same shape."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        s = softcap * torch.tanh(s / softcap)
-    logits = s + (bias[..., None, None] if isinstance(bias, Tensor) else bias)
-    gates = (logits if noise is None else logits + noise) > 0
-    a = gates.to(s.dtype)
-    if noise is not None:
-        soft = torch.sigmoid(logits + noise)
-        a = a + (soft - soft.detach())
-    weights = torch.softmax(s.masked_fill(~visible, -math.inf), -1).nan_to_num(0.0)
-    expected = (torch.sigmoid(logits) * visible).sum((-1, -2)) / visible.sum((-1, -2)).clamp(min=1)
-    return (weights * a) @ v, expected, gates & visible
-
-
-def noise_of(seed: int, shape: tuple[int, int, int, int], kv_heads: int) -> Tensor:
-    """The logistic noise that gated_attention draws from a generator with this seed, for all pairs."""
-    batch, heads, queries, keys = shape
-    generator = torch.Generator().manual_seed(seed)
-    integers = noise_integers((batch, kv_heads, heads // kv_heads), queries, keys, CPU, generator)
-    full = (batch, kv_heads, heads // kv_heads, queries, keys)
-    scratch = (torch.empty(full, dtype=torch.int32) for _ in range(2))
-    uniform = hash_uniform(*integers, torch.empty(full, dtype=torch.float64), *scratch)
-    return torch.logit(1 - uniform).view(shape)
+GATES = ["score", "probability"]
 
 
 def inputs(
@@ -104,7 +67,23 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], Tensor]] = {
 }
 
 
-def compare(name: str, sample: bool) -> None:
+def gate_inputs(gate: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """What a gate may depend on besides the scores; in the score gauge the paper has none of these."""
+    if gate == "score":
+        return {}
+    generator = torch.Generator().manual_seed(7)
+    batch, heads, queries, _ = q.shape
+    shapes = {
+        "query_offset": (batch, heads, queries),
+        "key_offset": (batch, heads, k.shape[2]),
+        "rest": (heads, v.shape[-1]),
+    }
+    made = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
+    made["query_offset"] += 4.5  # about half of the gates are open
+    return {name: tensor.requires_grad_() for name, tensor in made.items()}
+
+
+def compare(name: str, gate: str, sample: bool, straight_through: bool = False) -> None:
     """Outputs and gradients of the operator and of the plain version."""
     sizes, arguments, visible = CASES[name]
     q, k, v = inputs(**sizes)
@@ -112,59 +91,92 @@ def compare(name: str, sample: bool) -> None:
     bias = torch.as_tensor(given.pop("bias"), dtype=torch.float64).expand(q.shape[1]).clone().requires_grad_()
     shape = (*q.shape[:3], k.shape[2])
     visible = visible.expand(shape)
+    options = {"gate": gate, "straight_through": straight_through, **gate_inputs(gate, q, k, v)}
+    options |= {key: given.pop(key) for key in ("scale", "softcap") if key in given}
     noise = noise_of(3, shape, k.shape[1]) if sample else None
     generator = torch.Generator().manual_seed(3)
-    options = {key: given[key] for key in ("scale", "softcap") if key in given}
-    ours = gated_attention(q, k, v, bias, sample=sample, generator=generator, return_open=True, **given)
-    theirs = plain(q, k, v, bias, visible, noise=noise, **options)
+    ours = gated_attention(q, k, v, bias, sample=sample, generator=generator, return_open=True, **given, **options)
+    plain = plain_attention(q, k, v, bias, visible, noise=noise, **options)
 
-    for mine, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, right)
-    share = plain(q, k, v, bias, visible, **options)[2].sum((-1, -2)) / visible.sum((-1, -2)).clamp(min=1)
-    torch.testing.assert_close(ours.open_share, share)
+    for actual, right in zip(ours, (plain.z, plain.expected_open, plain.gates), strict=True):
+        torch.testing.assert_close(actual, right)
+    torch.testing.assert_close(ours.open_share, plain.open.sum((-1, -2)) / visible.sum((-1, -2)).clamp(min=1))
+    torch.testing.assert_close(ours.expected_keys, plain.chances.sum(-1))
+    assert torch.equal(ours.open_keys, plain.open.sum(-1))
+    assert torch.equal(ours.visible_keys, visible.sum(-1))
     assert torch.equal(ours.pairs, visible.sum((-1, -2)))
-    dy = torch.randn(ours[0].shape, dtype=torch.float64)
-    dexpected = torch.randn(ours[1].shape, dtype=torch.float64)
+    inputs_of_gradient = {"q": q, "k": k, "v": v, "bias": bias} | {
+        key: value for key, value in options.items() if isinstance(value, Tensor)
+    }
+    dz, dexpected, dkeys = (torch.randn_like(x) for x in (plain.z, plain.expected_open, plain.chances[..., 0]))
     gradients = [
-        torch.autograd.grad([y, expected], (q, k, v, bias), [dy, 50 * dexpected]) for y, expected, _ in (ours, theirs)
+        torch.autograd.grad(outputs, list(inputs_of_gradient.values()), [dz, 50 * dexpected, dkeys])
+        for outputs in (
+            [ours[0], ours[1], ours.expected_keys],
+            [plain.z, plain.expected_open, plain.chances.sum(-1)],
+        )
     ]
-    for name, mine, right in zip("qkvb", *gradients, strict=True):
-        torch.testing.assert_close(mine, right, msg=lambda text, name=name: f"gradient of {name}: {text}")
+    for key, actual, right in zip(inputs_of_gradient, *gradients, strict=True):
+        torch.testing.assert_close(actual, right, msg=lambda text, key=key: f"gradient of {key}: {text}")
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("mode", ["inference", "training", "straight through"])
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_plain_version(name: str, sample: bool) -> None:
-    compare(name, sample)
+def test_equals_the_plain_version(name: str, gate: str, mode: str) -> None:
+    compare(name, gate, sample=mode == "training", straight_through=mode == "straight through")
 
 
 @pytest.mark.parametrize("size", [1, 70 * 2 * 32 * 3])
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("name", ["causal", "window and padding", "mask of each head"])
-def test_does_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
-    """Blocks of a single head and of a few rows of the batch; the noise is the same too."""
-    monkeypatch.setitem(attention_blocks.BLOCK, "cpu", size)
-    compare(name, sample=True)
+def test_does_not_depend_on_the_tile_size(monkeypatch: pytest.MonkeyPatch, name: str, gate: str, size: int) -> None:
+    """Tiles of a single head and of a few sequences of the batch; the noise is the same too."""
+    monkeypatch.setitem(_tiles.TILE_SIZE, "cpu", size)
+    compare(name, gate, sample=True)
 
 
-def test_gradcheck() -> None:
-    """Inference has the true derivative, and so has training with all gates open."""
+@pytest.mark.parametrize("gate", GATES)
+def test_about_half_of_the_gates_are_open(gate: str) -> None:
+    """Else the comparisons would show little."""
+    q, k, v = inputs()
+    result = gated_attention(q, k, v, 0.5, gate=gate, **gate_inputs(gate, q, k, v))
+    assert 0.2 < result.open_share.mean() < 0.8
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": 3}, {"causal": False}])
+def test_finite_differences(gate: str, options: dict[str, Any]) -> None:
+    """Gates that are not sampled have their true derivative."""
     q, k, v = inputs(batch=1, queries=5, keys=7, dim=3)
     bias = torch.tensor([0.3, -0.4, 0.1, 0.2], dtype=torch.float64, requires_grad=True)
-    for more in ({}, {"softcap": 2.0}, {"window": 3}, {"causal": False}):
-        assert torch.autograd.gradcheck(lambda *x, more=more: gated_attention(*x, **more)[:2], (q, k, v, bias))
-    assert torch.autograd.gradcheck(lambda *x: gated_attention(*x, bias + 60.0, sample=True)[0], (q, k, v))
+    more = gate_inputs("probability", q, k, v)  # offsets and rest values may be given in both gauges
+
+    def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        named = dict(zip(more, rest, strict=True))
+        return gated_attention(q, k, v, bias, gate=gate, **named, **options)[:2]
+
+    assert torch.autograd.gradcheck(run, (q, k, v, bias, *more.values()))
 
 
-def test_open_gates_are_softmax_attention() -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_finite_differences_of_open_gates(gate: str) -> None:
+    """Sampled gates have their true derivative too where all of them are open."""
+    q, k, v = inputs(batch=1, queries=5, keys=7, dim=3)
+    assert torch.autograd.gradcheck(lambda *x: gated_attention(*x, 80.0, sample=True, gate=gate)[0], (q, k, v))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_open_gates_are_softmax_attention(gate: str) -> None:
     q, k, v = (x.detach().float() for x in inputs())
     v = v[..., :-1]
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     for bias in (30.0, 1e6, math.inf):
         for sample in (False, True):
-            y, expected, _ = gated_attention(q, k, v, bias, sample=sample)
+            y, expected, _ = gated_attention(q, k, v, bias, sample=sample, gate=gate)
             torch.testing.assert_close(y, dense, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(expected, torch.ones(2, 4))
-    y, expected, edges = gated_attention(q, k, v, -math.inf, return_open=True)
+    y, expected, edges = gated_attention(q, k, v, -math.inf, return_open=True, gate=gate)
     assert edges is not None
     assert not y.any()
     assert not expected.any()
@@ -180,17 +192,19 @@ def test_a_score_that_cancels_the_bias_is_closed() -> None:
     assert result[1].item() == 0.5
 
 
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(side: str) -> None:
-    """Shares and outputs of a padded sequence, whatever lies in the padding, are those of the bare one."""
+def test_padding_changes_nothing(side: str, gate: str) -> None:
+    """Shares and outputs of a padded sequence, whatever the padding holds, are those of the sequence alone."""
+    options = {"bias": 0.2 if gate == "score" else 3.0, "gate": gate, "rest": torch.ones(4, 6).double()}
     q, k, v = inputs(batch=1, queries=20, keys=20)
-    bare = gated_attention(q, k, v, 0.2)
+    bare = gated_attention(q, k, v, **options)
     extra, where = inputs(batch=1, queries=13, keys=13, seed=1), slice(13, 33) if side == "left" else slice(0, 20)
     pairs = list(zip(extra, (q, k, v), strict=True))
     longer = [torch.cat(pair if side == "left" else pair[::-1], 2) for pair in pairs]
     padding = torch.zeros(1, 33, dtype=torch.bool)
     padding[:, where] = True
-    padded = gated_attention(*longer, 0.2, padding=padding)
+    padded = gated_attention(*longer, padding=padding, **options)
     torch.testing.assert_close(padded[0][:, :, where], bare[0])
     torch.testing.assert_close(padded[1], bare[1])
     assert torch.equal(padded.open_share, bare.open_share)
@@ -212,8 +226,8 @@ def test_noise_is_logistic() -> None:
 def test_gates_open_as_often_as_expected() -> None:
     q, k, v = (x.detach().float() for x in inputs(batch=8, queries=200, keys=200))
     torch.manual_seed(0)
-    for bias in (-4.0, 0.0, 2.0):
-        result = gated_attention(q, k, v, bias, sample=True, return_open=True)
+    for gate, bias in (("score", -4.0), ("score", 0.0), ("score", 2.0), ("probability", 0.0), ("probability", 5.0)):
+        result = gated_attention(q, k, v, bias, sample=True, return_open=True, gate=gate)
         drawn = result[2].sum((-1, -2)) / result.pairs  # type: ignore[union-attr]
         torch.testing.assert_close(drawn.mean(), result[1].mean(), rtol=0, atol=0.004)
 
@@ -234,10 +248,13 @@ def test_sampling_follows_the_generator() -> None:
     assert torch.equal(first, draw(None))
 
 
-def test_half_precision_computes_in_single() -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_half_precision_computes_in_single(gate: str) -> None:
     q, k, v = (x.detach().to(torch.bfloat16).requires_grad_() for x in inputs())
-    y, expected, _ = gated_attention(q, k, v, 0.5)
-    exact, share, _ = gated_attention(q.float(), k.float(), v.float(), 0.5)
+    options = {key: tensor.bfloat16() for key, tensor in gate_inputs(gate, q, k, v).items()}
+    y, expected, _ = gated_attention(q, k, v, 0.5, gate=gate, **options)
+    wide = {key: tensor.float() for key, tensor in options.items()}
+    exact, share, _ = gated_attention(q.float(), k.float(), v.float(), 0.5, gate=gate, **wide)
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, exact.to(torch.bfloat16))
     assert torch.equal(expected, share)
@@ -246,19 +263,21 @@ def test_half_precision_computes_in_single() -> None:
     assert q.grad.dtype == torch.bfloat16
 
 
-def test_mixed_precision_does_not_reach_the_scores() -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_mixed_precision_does_not_reach_the_scores(gate: str) -> None:
     q, k, v = (x.detach().float() for x in inputs())
-    bare = gated_attention(q, k, v, 0.5)[0]
+    bare = gated_attention(q, k, v, 0.5, gate=gate)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(gated_attention(q, k, v, 0.5)[0], bare)
+        assert torch.equal(gated_attention(q, k, v, 0.5, gate=gate)[0], bare)
 
 
-def test_nothing_quadratic_is_kept_for_backward() -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_nothing_quadratic_is_kept_for_backward(gate: str) -> None:
     q, k, v = inputs(queries=512, keys=512)
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        gated_attention(q, k, v, 0.5, sample=True)
-    assert 0 < sum(kept) <= 2 * sum(x.numel() for x in (q, k, v))
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        gated_attention(q, k, v, 0.5, sample=True, gate=gate, **gate_inputs(gate, q, k, v))
+    assert 0 < sum(saved) <= 2 * sum(x.numel() for x in (q, k, v))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +285,7 @@ def test_nothing_quadratic_is_kept_for_backward() -> None:
     [
         ({"q": torch.zeros(2, 4, 70)}, "fit together"),
         ({"q": torch.zeros(2, 3, 70, 5)}, "divide"),
-        ({"q": torch.zeros(2, 4, 71, 5)}, "cannot be more"),
+        ({"q": torch.zeros(2, 4, 71, 5)}, "more queries than keys"),
         ({"window": 0}, "window"),
         ({"window": 3, "causal": False}, "causal"),
         ({"padding": torch.ones(2, 69).bool()}, "padding"),
@@ -274,9 +293,14 @@ def test_nothing_quadratic_is_kept_for_backward() -> None:
         ({"mask": torch.zeros(70, 70)}, "boolean"),
         ({"mask": torch.ones(70, 71).bool()}, "broadcast"),
         ({"bias": torch.ones(3)}, "bias"),
+        ({"gate": "entropy"}, "score, probability"),
+        ({"query_offset": torch.zeros(2, 4, 69)}, "query_offset"),
+        ({"key_offset": torch.zeros(2, 2, 70)}, "key_offset"),
+        ({"rest": torch.zeros(4, 5)}, "rest"),
     ],
 )
 def test_mistakes_are_named(change: dict[str, Any], says: str) -> None:
     q, k, v = inputs()
+    unchecked = inspect.unwrap(gated_attention)  # the tests check shapes before the operator does
     with pytest.raises(GatelensError, match=says):
-        gated_attention(**{"q": q, "k": k, "v": v, **change})
+        unchecked(**{"q": q, "k": k, "v": v, **change})

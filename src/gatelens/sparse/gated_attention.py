@@ -1,186 +1,213 @@
-"""Attention whose edges are gated: the operator that sparse post-training trains.
+"""Attention with a gate on every edge: the operator that sparse post-training trains.
 
-With s the scaled (and, where asked, soft-capped) score of a query-key pair and b the gate bias of its head,
+With s the scaled (and, where asked, soft-capped) score of a query-key pair, p = softmax(s over all visible keys), b the
+bias of the head, a_i the offset of the query and c_j the offset of the key, the argument `gate` chooses the gate logit
 
-    y = (softmax(s over all visible keys) * A) v      not renormalised after gating
-    A = 1[s + b > 0]                                  inference (sample=False)
-    A = 1[s + b + logit(U) > 0]                       training (sample=True), U uniform on (0, 1)
+    score:        l_ij = s_ij + b + a_i + c_j          the paper's, with a = c = 0
+    probability:  l_ij = log p_ij + b + a_i + c_j
 
-Gradients. Training is straight through: backward takes A for sigmoid(s + b + logit(U)). Inference has the true
-derivative: a step is flat almost everywhere, so softmax, values and `expected_open` carry gradient, A does not.
+and with r the rest value of the head (0 unless it is given)
 
-Cost. About one softmax attention. A block of queries meets all the keys that it sees at once; backward computes the
-block again. So memory is linear in the sequence length, and keys that no query of a block sees (past the causal
-diagonal, outside the window) cost nothing. Gate noise is not stored either: the noise of an edge is a hash of a random
-integer of its query and one of its key.
+    A = 1[l > 0]                                       in use (sample=False)
+    A = 1[l + logit(U) > 0]                            in training (sample=True), U uniform on (0, 1)
+    z_i = sum over j of p_ij (A_ij v_j + (1 - A_ij) r) not renormalised after gating
+
+So a closed edge carries the constant r instead of the key's value. As p sums to 1, this is
+z_i = r + sum over j of A_ij p_ij (v_j - r).
+
+Gradients. Sampled gates are straight through: the backward pass takes A for sigmoid(l + logit(U)). Gates that are not
+sampled have their true derivative, which is 0 almost everywhere: then softmax, values and the expected number of open
+edges carry gradients, and A does not. With `straight_through=True` the backward pass takes A for sigmoid(l) instead.
+
+Cost. About one softmax attention. Some queries meet all keys that they see at once, and the backward pass computes
+these scores again. So memory is linear in the sequence length, and keys that no query sees (above the causal diagonal,
+outside the window) cost nothing.
 
 Draye, Lei, Pan, Posner, Schölkopf: Sparse attention post-training for mechanistic interpretability, arXiv 2512.05865.
+The probability gate, the offsets and the rest value are gatelens's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, get_args
 
 import torch
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gatelens.errors import GatelensError
-from gatelens.sparse.blocks import LARGEST_BIAS, Blocks, Setting, Sight, flat, noise_integers
+from gatelens.sparse._autograd import GatedAttentionFunction
+from gatelens.sparse._noise import noise_integers
+from gatelens.sparse._tiles import LARGEST_OFFSET, Options
+from gatelens.sparse._visibility import Visibility
+
+Gate = Literal["score", "probability"]
 
 
 class GatedAttention(tuple[Tensor, Tensor, Tensor | None]):
-    """`(y, expected_open, open_edges)`, and two more numbers as attributes.
+    """The result `(z, expected_open, open_edges)` of `gated_attention`, with more numbers as attributes.
 
-    open_share: (batch, head), share of visible pairs with s + b > 0, whether or not gates were drawn; no gradient.
-    pairs: (batch, head), the number of visible pairs, of which the shares are shares.
+    Keys are counted as open where l > 0, whether or not gates are sampled.
     """
 
-    open_share: Tensor
-    pairs: Tensor
+    open_share: Float[Tensor, "batch head"]
+    """Number of open edges divided by the number of visible pairs, without gradient."""
+    pairs: Int64[Tensor, "batch head"]
+    """Number of visible pairs."""
+    open_keys: Int64[Tensor, "batch head query"]
+    """Number of open keys of each query."""
+    visible_keys: Int64[Tensor, "batch head query"]
+    """Number of keys that each query sees."""
+    expected_keys: Float[Tensor, "batch head query"]
+    """Sum of sigmoid(l) over the keys that a query sees, with gradient."""
 
 
 def gated_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: float | Tensor = 0.0,
+    q: Float[Tensor, "batch head query dim"],
+    k: Float[Tensor, "batch kv_head key dim"],
+    v: Float[Tensor, "batch kv_head key value_dim"],
+    bias: float | Float[Tensor, ...] = 0.0,
     causal: bool = True,
     sample: bool = False,
     *,
+    gate: Gate = "score",
+    query_offset: Float[Tensor, "batch head query"] | None = None,
+    key_offset: Float[Tensor, "batch head key"] | None = None,
+    rest: Float[Tensor, "head value_dim"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
-    padding: Tensor | None = None,
-    mask: Tensor | None = None,
+    padding: Shaped[Tensor, "batch key"] | None = None,
+    mask: Shaped[Tensor, ...] | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    straight_through: bool = False,
     return_open: bool = False,
 ) -> GatedAttention:
-    """Attend through gates, as defined at the top of this file.
+    """Attend through gates, as defined at the top of this module.
 
-    q: (batch, head, query, dim); k, v: (batch, kv_head, key, dim), kv_head divides head (grouped-query attention).
-    bias: added to the score in the gate only; a float, or a tensor that broadcasts to (batch, head), may be learned.
-    causal: the queries are the last tokens of the keys (right for decoding with a cache) and see no later key.
-    sample: draw the gates, from `generator` (or one for each row of the batch), else from torch's global generator.
-    scale: of q.k, 1/sqrt(dim) by default. softcap: scores become softcap * tanh(score / softcap).
-    window: with causal, a query sees this many keys, itself included.
-    padding: (batch, key), true for a real token. A padded token is not seen and, with causal, sees nothing.
-    mask: boolean, true for a visible pair, broadcasts to (batch, head, query, key). Restricts further.
-    return_open: return the gates too, in memory quadratic in the sequence length.
+    Arguments:
+        q, k, v: kv_head divides head (grouped-query attention).
+        bias: a number, or a tensor that broadcasts to (batch, head).
+        causal: no query sees a later key. The queries are the last tokens of the keys, as in decoding with a cache.
+        sample: sample the gates.
+        gate: what the gate sees of an edge, its score or its log-probability.
+        query_offset, key_offset: added to the gate logit; zero by default.
+        rest: the rest value of each head, which a closed edge carries; zero by default.
+        scale: multiplies q.k; 1/sqrt(dim) by default.
+        softcap: scores become softcap * tanh(score / softcap).
+        window: with causal, a query sees this many keys, itself included.
+        padding: True for a real token. A padded token is not seen and, with causal, sees nothing.
+        mask: True for a visible pair, in addition to the above; broadcasts to (batch, head, query, key).
+        generator: of the sampled gates, one for all or one for each sequence; torch's global generator by default.
+        straight_through: let gradients pass through gates that are not sampled too, for attribution.
+        return_open: also return the gates, in memory quadratic in the sequence length.
 
-    Returns (y, expected_open, open_edges); `GatedAttention` has more.
-    y: (batch, head, query, dim) in the dtype of q, computed in float32 or better. 0 where a query sees no key.
-    expected_open: (batch, head), mean of sigmoid(s + b) over visible pairs, 0..1; gradient to q, k and bias.
-    open_edges: boolean (batch, head, query, key), the gates A of visible pairs as they were used, or None.
+    Returns:
+        z: (batch, head, query, value_dim) in the dtype of q, computed in float32 or better; 0 if a query sees no key.
+        expected_open: (batch, head), the mean of sigmoid(l) over visible pairs, 0..1, with gradient.
+        open_edges: (batch, head, query, key), True where the gate that was used is open; None unless asked for.
+
+    Example:
+        z, expected_open, _ = gated_attention(q, k, v, bias=5.0, gate="probability", sample=True)
     """
-    _check(q, k, v, causal, window, padding, mask)
+    _check(q, k, v, causal, window, padding, mask, gate)
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
     groups = (kv_heads, heads // kv_heads)
-    if mask is not None:
-        broadcast("mask", mask, (batch, heads, queries, keys))
-        mask = mask[(None,) * (4 - mask.ndim)].expand(-1, -1, queries, keys)  # what rows or heads share stays shared
-        mask = mask.unflatten(1, groups if mask.shape[1] == heads else (1, 1))
-    setting = Setting(
+    options = Options(
         scale=dim**-0.5 if scale is None else scale,
         softcap=softcap,
-        sight=Sight(queries, keys, causal, window, None if padding is None else padding.bool(), mask),
+        probability=gate == "probability",
+        straight_through=straight_through,
+        visibility=Visibility(
+            queries,
+            keys,
+            causal,
+            window,
+            None if padding is None else padding.bool(),
+            None if mask is None else _group_mask(mask, (batch, heads, queries, keys), groups),
+        ),
         noise=noise_integers((batch, *groups), queries, keys, q.device, generator) if sample else None,
     )
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    bias = torch.as_tensor(bias, dtype=dtype, device=q.device).clamp(-LARGEST_BIAS, LARGEST_BIAS)
-    bias = broadcast("bias", bias, (batch, heads)).unflatten(1, groups)
-    with torch.autocast(q.device.type, enabled=False):  # scores stay in float32 under mixed precision
-        y, expected, share, pairs, edges = _Gated.apply(q.unflatten(1, groups), k, v, bias, setting, return_open)  # type: ignore[no-untyped-call]
-    result = GatedAttention((y.flatten(1, 2), expected.flatten(1), edges.flatten(1, 2) if return_open else None))
-    result.open_share, result.pairs = share.flatten(1), pairs.flatten(1)
+    # 1. The offsets, in the dtype that is computed in; the bias becomes part of the queries' offsets
+    of_queries = broadcast("bias", _wide(bias, q), (batch, heads))[..., None].expand(batch, heads, queries)
+    if query_offset is not None:
+        of_queries = of_queries + _exact("query_offset", query_offset, (batch, heads, queries), q)
+    of_keys = None if key_offset is None else _exact("key_offset", key_offset, (batch, heads, keys), q)
+    rest = None if rest is None else _exact("rest", rest, (heads, v.shape[-1]), q)
+    # 2. The operator; scores stay in float32 under mixed precision
+    with torch.autocast(q.device.type, enabled=False):
+        z, *counts, edges = GatedAttentionFunction.apply(  # type: ignore[no-untyped-call]
+            q.unflatten(1, groups),
+            k,
+            v,
+            of_queries.unflatten(1, groups),
+            None if of_keys is None else of_keys.unflatten(1, groups),
+            None if rest is None else rest.unflatten(0, groups),
+            options,
+            return_open,
+        )
+    expected, opened, visible = (count.flatten(1, 2) for count in counts)
+    # 3. The result
+    pairs = visible.sum(-1)
+    at_least_one = pairs.clamp(min=1)
+    expected_open = expected.sum(-1) / at_least_one
+    result = GatedAttention((z.flatten(1, 2), expected_open, edges.flatten(1, 2) if return_open else None))
+    result.open_share, result.pairs = opened.sum(-1) / at_least_one, pairs
+    result.open_keys, result.visible_keys, result.expected_keys = opened, visible, expected
     return result
 
 
-class _Gated(torch.autograd.Function):
-    """The operator on tensors with the axes of `attention_blocks`."""
+def _group_mask(
+    mask: Tensor, shape: tuple[int, int, int, int], groups: tuple[int, int]
+) -> Bool[Tensor, "#batch #kv_head #group query key"]:
+    """A mask with the heads as (kv_head, group). Axes that sequences or heads share keep the size 1."""
+    broadcast("mask", mask, shape)
+    mask = mask[(None,) * (4 - mask.ndim)].expand(-1, -1, *shape[2:])
+    return mask.unflatten(1, groups if mask.shape[1] == shape[1] else (1, 1))
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, setting: Setting, return_open: bool) -> Any:
-        blocks = Blocks(q, k, v, bias, setting)
-        batch, kv_heads, group, queries, _ = q.shape
-        # Token-major memory: a model puts the heads of a token side by side next, which is then free.
-        y = q.new_zeros(batch, queries, kv_heads, group, v.shape[-1]).permute(0, 2, 3, 1, 4)
-        expected = torch.zeros_like(bias)
-        opened, pairs = torch.zeros(2, *bias.shape, dtype=torch.int64, device=q.device)
-        edges = q.new_zeros(*q.shape[:-1], k.shape[-2], dtype=torch.bool) if return_open else None
 
-        for rows in blocks.rows():
-            pairs += rows.pairs
-            for heads in blocks.heads(rows):
-                block = blocks.compute(rows, heads)
-                opened[heads] += block.opened
-                expected[heads] += block.chance.sum((-1, -2))
-                if edges is not None:
-                    edges[heads][..., rows.queries, rows.keys] = block.gate > 0
-                passed = block.weight.mul_(block.gate)
-                y[heads][..., rows.queries, :] = torch.bmm(flat(passed), block.v).view(*passed.shape[:-1], -1)
+def _wide(x: float | Tensor, q: Tensor) -> Tensor:
+    """In float32 or better, where q is, and finite: infinite biases stand for gates that are always open or closed."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return torch.as_tensor(x, dtype=dtype, device=q.device).clamp(-LARGEST_OFFSET, LARGEST_OFFSET)
 
-        counted = pairs.clamp(min=1)
-        share = opened / counted
-        ctx.setting = setting
-        ctx.save_for_backward(q, k, v, bias, counted)
-        ctx.mark_non_differentiable(share, pairs, *([] if edges is None else [edges]))
-        return y, expected / counted, share, pairs, edges
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dexpected: Tensor, *_: Any) -> Any:
-        q, k, v, bias, counted = ctx.saved_tensors
-        blocks = Blocks(q, k, v, bias, ctx.setting)
-        dq, dk, dv, dbias = (torch.zeros_like(x) for x in (q, blocks.k, blocks.v, bias))
-        dchance = (dexpected / counted)[..., None, None]
-
-        for rows in blocks.rows():
-            for heads in blocks.heads(rows):
-                block = blocks.compute(rows, heads)
-                dy_rows = flat(dy[heads][..., rows.queries, :].to(bias.dtype))
-                # 1. y = passed v, where passed = weight * gate
-                passed = block.gate.mul_(block.weight)
-                dv[heads][..., rows.keys, :].flatten(0, 1).baddbmm_(flat(passed).mT, dy_rows)
-                dpassed = blocks.product("dpassed", dy_rows, block.v).view_as(passed)
-                # 2. the softmax
-                dscores = passed.mul_(dpassed)
-                dscores.addcmul_(block.weight, dscores.sum(-1, keepdim=True), value=-1)
-                # 3. the gates: their chances in expected_open and, where they were drawn, straight through
-                slope = blocks.soft_slope(block)
-                dlogits = block.chance.addcmul_(block.chance, block.chance, value=-1).mul_(dchance[heads])
-                if slope is not None:
-                    dlogits.addcmul_(slope, block.weight.mul_(dpassed))
-                dbias[heads] += dlogits.sum((-1, -2))
-                # 4. the scores
-                dscores.add_(dlogits)
-                if block.tanh is not None:
-                    dscores.addcmul_(dscores, block.tanh.square_(), value=-1)
-                dq_rows = torch.bmm(flat(dscores), block.k).mul_(ctx.setting.scale)
-                dq[heads][..., rows.queries, :] = dq_rows.view(*dscores.shape[:-1], -1)
-                dk[heads][..., rows.keys, :].flatten(0, 1).baddbmm_(flat(dscores).mT, block.q)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), dbias, None, None
+def _exact(name: str, x: Tensor, shape: tuple[int, ...], q: Tensor) -> Tensor:
+    if tuple(x.shape) != shape:
+        raise GatelensError(f"{name} should have the shape {shape}, not {tuple(x.shape)}.")
+    return _wide(x, q)
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, padding: Tensor | None, mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    padding: Tensor | None,
+    mask: Tensor | None,
+    gate: str,
 ) -> None:
-    """One sentence for what would otherwise fail far from its cause, or not fail at all."""
+    """Raise one clear sentence for arguments that would fail far from here, or give wrong numbers."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape[:3] != v.shape[:3] or q[:, 0, 0].shape != k[:, 0, 0].shape:
         raise GatelensError(f"q, k and v should be (batch, head, token, dim) and fit together, not {shapes}.")
     if q.shape[1] % k.shape[1]:
-        raise GatelensError(f"the number of kv heads should divide the number of heads: {shapes}.")
+        raise GatelensError(f"the number of KV heads should divide the number of heads: {shapes}.")
     if causal and q.shape[2] > k.shape[2]:
-        raise GatelensError(f"causal queries are the last tokens of the keys, so there cannot be more: {shapes}.")
+        raise GatelensError(
+            f"causal queries are the last of the keys, so there cannot be more queries than keys: {shapes}."
+        )
     if window is not None and (window < 1 or not causal):
         raise GatelensError("a window should be at least 1 and needs causal=True; use mask= for other patterns.")
     if padding is not None and (padding.shape != (k.shape[0], k.shape[2]) or padding.is_floating_point()):
-        raise GatelensError(f"padding should be true for real tokens and of shape {(k.shape[0], k.shape[2])}.")
+        raise GatelensError(f"padding should be True for real tokens and of shape {(k.shape[0], k.shape[2])}.")
     if mask is not None and mask.dtype != torch.bool:
-        raise GatelensError(f"mask should be boolean, true for a visible pair, not {mask.dtype}.")
+        raise GatelensError(f"mask should be boolean, True for a visible pair, not {mask.dtype}.")
+    if gate not in get_args(Gate):
+        raise GatelensError(f"gate should be one of {', '.join(get_args(Gate))}, not {gate!r}.")
 
 
 def broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
