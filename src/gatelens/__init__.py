@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gatelens.methods.patching import patch_heads as patch_heads
     from gatelens.model import Model as Model
     from gatelens.model.components import Head as Head
+    from gatelens.report.page import write_report as write_report
     from gatelens.sparse.gated_attention import gated_attention as gated_attention
     from gatelens.sparse.sparsify import SparsifySettings as SparsifySettings
     from gatelens.sparse.sparsify import sparsify as sparsify
@@ -66,6 +67,7 @@ _WHERE = {
     "patch_heads": "gatelens.methods.patching",
     "sparsify": "gatelens.sparse.sparsify",
     "task": "gatelens.tasks",
+    "write_report": "gatelens.report.page",
 }
 __all__ = sorted(_WHERE)
 

@@ -63,7 +63,7 @@ def test_a_head_may_lack_a_model_and_long_prompts_have_fewer_labels() -> None:
 
 
 def test_maps_of_another_size_are_refused() -> None:
-    with pytest.raises(GatelensError, match=r"L1H2 in dense is \(5, 5\), but there are 4 tokens"):
+    with pytest.raises(GatelensError, match=r"L1H2 in dense has the shape \(5, 5\), and the prompt has 4 tokens"):
         attention_maps(TOKENS[:4], {"L1H2": {"dense": weights()}})
     with pytest.raises(GatelensError, match="at least one head"):
         attention_maps(TOKENS, {})

@@ -13,10 +13,12 @@ import pytest
 import torch
 from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, gate_run
 
-from gatelens.report.layout import links
+from gatelens.report._components import links
+from gatelens.report._reading import read_runs
+from gatelens.report._runs import CircuitRun, RolesRun
+from gatelens.report._views.circuits import MOST_EDGES
+from gatelens.report._views.joins import joins
 from gatelens.report.page import write_report
-from gatelens.report.runs import CircuitRun, GateRun, read_runs
-from gatelens.report.views import joins, top_edges
 
 pytest.importorskip("selenium", reason="selenium, which drives the browser, is not installed")
 from selenium import webdriver
@@ -132,8 +134,8 @@ def test_the_slider_by_keyboard_draws_the_top_edges_on_both_sides(fresh: Page, r
         assert slider.get_attribute("aria-valuetext").startswith(f"{kept} edge")
         for side, name in enumerate(("dense", "sparse")):
             run = circuit(runs, name)
-            top = top_edges(run, kept)
-            live = sum(0 < join <= kept for join in joins(SMALL, top_edges(run)))
+            top = run.top_edges(kept)
+            live = sum(0 < join <= kept for join in joins(SMALL, run.top_edges(MOST_EDGES)))
             told = fresh.texts("#circuit-sides .told")[side]
             assert told.startswith(f"{live} of {kept} edges are on a path, of {SMALL.n_edges} in all.")
             ends = {end for edge in top for end in _ends(edge)}
@@ -157,7 +159,9 @@ def test_a_component_by_keyboard_shows_its_edges_on_both_sides(fresh: Page, runs
         details = f"#circuit-sides .side:nth-child({side + 1}) .details"
         assert fresh.texts(f"{details} h4")[0].startswith("L1H2, score ")
         row = SMALL.source_names.index("L1H2")
-        outgoing = [(SMALL.destination_names[j], float(run.edge_scores[i, j])) for i, j in top_edges(run) if i == row]
+        outgoing = [
+            (SMALL.destination_names[j], float(run.edge_scores[i, j])) for i, j in run.top_edges(MOST_EDGES) if i == row
+        ]
         cells = fresh.texts(f"{details} .tables > div:nth-child(2) td")
         shown = list(zip(cells[::2], map(float, cells[1::2]), strict=True))
         assert [end.removesuffix(" (on no path)") for end, _ in shown] == [end for end, _ in outgoing][:12]
@@ -218,7 +222,7 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_head_roles_by_keyboard(fresh: Page, runs: Path) -> None:
-    run: GateRun = read_runs([runs / "gate"]).gates[0]
+    run: RolesRun = read_runs([runs / "gate"]).roles[0]
     picker = fresh.find("#head-head")
     picker.send_keys("L1H3")
     roles = run.result.roles

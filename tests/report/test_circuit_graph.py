@@ -14,9 +14,9 @@ from text_boxes import faults, words
 
 from gatelens.errors import GatelensError
 from gatelens.model.graph import Graph
-from gatelens.report.circuit_graph import chosen_edges
 from gatelens.report.figures import circuit_figure
-from gatelens.report.style import BLUE, RED
+from gatelens.report.figures._circuit_graph import chosen_edges
+from gatelens.report.figures._style import BLUE, RED
 
 PLAIN, SHARED = Graph(2, 2, 2), Graph(3, 4, 2)
 
@@ -113,7 +113,7 @@ def test_names_do_not_overlap_and_boxes_stand_apart(graph: Graph, n: int) -> Non
 
 
 def test_what_cannot_be_drawn_is_said() -> None:
-    with pytest.raises(GatelensError, match="no edge is kept"):
+    with pytest.raises(GatelensError, match="the circuit has no edge"):
         circuit_figure(PLAIN, random_scores(PLAIN), 0)
     with pytest.raises(GatelensError, match="scores of the same model"):
         circuit_figure(PLAIN, random_scores(SHARED), 5)

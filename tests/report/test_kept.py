@@ -13,7 +13,7 @@ from text_boxes import faults, words
 from gatelens.errors import GatelensError
 from gatelens.measures.curves import Curve, multiplier
 from gatelens.report.figures import kept_figure
-from gatelens.report.style import BLUE, GREEN, GREY, ORANGE, PINK
+from gatelens.report.figures._style import BLUE, GREEN, GREY, ORANGE, PINK
 
 KEPT = [0.0, 10.0, 22.0, 60.0, 100.0]
 
@@ -182,8 +182,8 @@ def test_the_figure_says_how_gates_were_ranked_and_left_out() -> None:
     assert "corrupt value" in remark
     both = {"a": dense(), "b": sparse(ranking="signed", source="zero")}
     remark = next(text for text in words(kept_figure({"ioi": both})) if "Ranked" in text).replace("\n", " ")
-    assert "absolute score, what is left out is put to its corrupt value (a)" in remark
-    assert "signed score, what is left out is put to zero (b)" in remark
+    assert "absolute score, everything else is set to its corrupt value (a)" in remark
+    assert "signed score, everything else is set to zero (b)" in remark
 
 
 def test_a_curve_of_circuits_that_carry_nothing_is_drawn_empty() -> None:
@@ -195,5 +195,5 @@ def test_a_curve_of_circuits_that_carry_nothing_is_drawn_empty() -> None:
 def test_one_figure_has_one_level() -> None:
     with pytest.raises(GatelensError, match="edges and heads"):
         kept_figure({"ioi": {"a": dense(), "b": dense(level="edges")}})
-    with pytest.raises(GatelensError, match="no curve at all"):
+    with pytest.raises(GatelensError, match="there is no curve"):
         kept_figure({})

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gatelens.model.graph import Graph
-from gatelens.report.layout import Edge, component, components, layout, links
+from gatelens.report._components import Edge, component_name, connected_components, links
+from gatelens.report._layout import layout
 
 PLAIN, SHARED = Graph(4, 4, 4), Graph(6, 6, 2)
 
@@ -21,7 +22,7 @@ def some_edges(graph: Graph, n: int, seed: int = 0) -> list[Edge]:
 
 
 def joined(graph: Graph, kept: list[Edge]) -> list[tuple[str, str]]:
-    return sorted({(graph.source_names[s], component(graph.destination_names[d])) for s, d in kept})
+    return sorted({(graph.source_names[s], component_name(graph.destination_names[d])) for s, d in kept})
 
 
 def crossings(places: dict[str, tuple[float, float]], ends: list[tuple[str, str]]) -> int:
@@ -68,9 +69,9 @@ def test_embedding_and_logits_are_the_ends() -> None:
 
 def test_components_come_in_the_order_of_the_model() -> None:
     kept = [SHARED.edge(name) for name in ("M0 -> logits", "embed -> L1KV1.k", "L0H5 -> L1H3.q", "L0H1 -> M0")]
-    assert components(SHARED, kept) == ["embed", "L0H1", "L0H5", "M0", "L1KV1", "L1H3", "logits"]
+    assert connected_components(SHARED, kept) == ["embed", "L0H1", "L0H5", "M0", "L1KV1", "L1H3", "logits"]
     # KV head 1 serves heads 3 to 5.
-    assert links(SHARED, components(SHARED, kept)) == [("L1KV1", "L1H3")]
+    assert links(SHARED, connected_components(SHARED, kept)) == [("L1KV1", "L1H3")]
 
 
 def test_the_same_circuit_stands_the_same() -> None:

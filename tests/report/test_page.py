@@ -19,10 +19,12 @@ from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, curve, gate_run, spar
 from gatelens import GatelensError
 from gatelens.cli import main
 from gatelens.model.graph import Graph
+from gatelens.report._reading import read_runs
+from gatelens.report._summary import summarise
+from gatelens.report._views import attention_views, circuit_views
+from gatelens.report._views.circuits import in_order
+from gatelens.report._views.joins import joins
 from gatelens.report.page import as_script, write_report
-from gatelens.report.runs import read_runs
-from gatelens.report.summary import summarise
-from gatelens.report.views import attention_views, circuit_views, in_order, joins, top_edges
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +59,11 @@ def data_of(report: Path) -> Any:
 class TestSummary:
     def test_multipliers_are_dense_over_sparse(self, pair: Path) -> None:
         (group,) = summarise(read_runs([pair]).circuits)
-        assert [(line.label, line.count, line.multiplier) for line in group.lines] == [
+        assert [(entry.label, entry.count, entry.multiplier) for entry in group.entries] == [
             ("small", 32, None),
             ("sparse-small", 8, 4.0),
         ]
-        assert [line.random for line in group.lines] == [SMALL.n_edges, SMALL.n_edges]
+        assert [entry.random for entry in group.entries] == [SMALL.n_edges, SMALL.n_edges]
 
     def test_of_several_dense_models_the_one_by_name(self, tmp_path: Path) -> None:
         circuit_run(tmp_path / "a", model="large", needed=40)
@@ -69,7 +71,7 @@ class TestSummary:
         circuit_run(tmp_path / "c", model="sparse-small", sparse=True, needed=10)
         circuit_run(tmp_path / "d", model="thin", sparse=True, needed=10)
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert {line.label: (line.dense, line.multiplier) for line in group.lines if line.run.sparse} == {
+        assert {entry.label: (entry.dense, entry.multiplier) for entry in group.entries if entry.run.sparse} == {
             "sparse-small": ("small", 2.0),
             "thin": (None, None),
         }
@@ -80,7 +82,7 @@ class TestSummary:
         circuit_run(tmp_path / "c", model="sparse-gpt2-medium", sparse=True, needed=10)
         circuit_run(tmp_path / "d", model="sparse-olmo", sparse=True, needed=10, graph=Graph(2, 4, 4))
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert {line.label: line.dense for line in group.lines if line.run.sparse} == {
+        assert {entry.label: entry.dense for entry in group.entries if entry.run.sparse} == {
             "sparse-gpt2-medium": "gpt2-medium",
             "sparse-olmo": None,
         }
@@ -139,7 +141,7 @@ class TestViews:
         assert [(side["label"], side["sparse"]) for side in view["sides"]] == [("small", False), ("sparse-small", True)]
         run = next(run for run in runs if not run.sparse)
         side = view["sides"][0]
-        for edge, (i, j) in enumerate(top_edges(run, 20)):
+        for edge, (i, j) in enumerate(run.top_edges(20)):
             names = side["names"]
             end = names[side["destination"][edge]] + (f".{side['input'][edge]}" if side["input"][edge] else "")
             assert (names[side["source"][edge]], end) == (SMALL.source_names[i], SMALL.destination_names[j])
@@ -229,7 +231,7 @@ class TestFiles:
         stems = {path.stem for path in (page / "figures").iterdir()}
         kinds = {stem: {path.suffix for path in (page / "figures").glob(f"{stem}.*")} for stem in stems}
         assert len(stems) >= 6
-        assert all(found == {".csv", ".png", ".svg", ".pdf"} for found in kinds.values())
+        assert all(suffixes == {".csv", ".png"} for suffixes in kinds.values())
         (kept,) = (page / "figures").glob("*heads-kept*.csv")
         with kept.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -238,10 +240,20 @@ class TestFiles:
         assert ours == pytest.approx(expected.effect.tolist(), abs=1e-5)
         assert [float(row["kept"]) for row in rows if row["ranking"] == "random"] == expected.kept.tolist()
 
+    def test_other_formats_are_made_on_demand(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "run", level="heads")
+        page = write_report([tmp_path / "run"], tmp_path / "report", ["pdf", "svg"]).path
+        for stem in {path.stem for path in (page.parent / "figures").iterdir()}:
+            for kind in ("csv", "png", "pdf", "svg"):
+                assert (page.parent / "figures" / f"{stem}.{kind}").is_file()
+                assert f'download href="figures/{stem}.{kind}"' in page.read_text()
+        with pytest.raises(GatelensError, match="no figure format 'jpg'"):
+            write_report([tmp_path / "run"], tmp_path / "report", ["jpg"])
+
     def test_the_price_of_open_edges_has_its_data(self, page: Path) -> None:
         (price,) = (page / "figures").glob("*loss-against-open-edges.csv")
         with price.open(newline="") as file:
-            found = {row["what"]: float(row["value"]) for row in csv.DictReader(file)}
+            found = {row["measure"]: float(row["value"]) for row in csv.DictReader(file)}
         assert found == {"book dense loss": 3.0, "book above dense": 0.01, "book kl": 0.1, "book open": 0.2}
 
     def test_scripts_cannot_be_left(self) -> None:
@@ -268,13 +280,13 @@ class TestWriting:
         other = tmp_path / "thesis"
         other.mkdir()
         (other / "chapter.txt").write_text("mine")
-        with pytest.raises(GatelensError, match="is no report of gatelens"):
+        with pytest.raises(GatelensError, match="is not a report of gatelens"):
             write_report([pair], other)
         assert (other / "chapter.txt").read_text() == "mine"
 
     def test_nothing_to_report_writes_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
-        with pytest.raises(GatelensError, match=r"nothing to report.*empty holds no run"):
+        with pytest.raises(GatelensError, match=r"nothing to report.*empty does not contain a run"):
             write_report([tmp_path / "empty"], tmp_path / "report")
         assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
@@ -294,10 +306,10 @@ class TestWriting:
 
         assert run(str(tmp_path / "runs")) == (
             0,
-            f"gatelens: {bad} holds a run of the kind None, which has no place in a report.\n",
+            f"gatelens: {bad} holds a run of the kind None, which a report does not show.\n",
         )
         assert (tmp_path / "report" / "index.html").exists()
         code, error = run(str(bad), "--out", str(tmp_path / "other"))
         assert code == 2
-        assert error.startswith("gatelens: nothing to report.")
+        assert error.startswith("gatelens: there is nothing to report.")
         assert not (tmp_path / "other").exists()

@@ -43,8 +43,9 @@ def test_a_dot_shows_what_just_the_heads_of_a_kind_do_where_they_run_out() -> No
     assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([30.0], [1.5])  # of the 90 only 50 are ablated
     assert "_own random" not in lines
     unknown = [replace(curve, heads=torch.tensor([10, 90])) for curve in curves()]  # of an earlier version
-    for drawn, said in ((few, True), (unknown, False)):
-        assert any("dot: just these heads" in text for text in words(ablation_figure({"a": {"b": drawn}}))) is said
+    for drawn, explained in ((few, True), (unknown, False)):
+        texts = words(ablation_figure({"a": {"b": drawn}}))
+        assert any("dot: only the heads of this kind" in text for text in texts) is explained
     enough = [replace(curve, own=own) for curve in curves()]
     axis = ablation_figure({"syntax": {"model": enough}}).axes[0]
     assert not [line for line in axis.get_lines() if line.get_label().startswith("_own")]
@@ -83,7 +84,7 @@ def test_a_line_is_thin_past_the_heads_of_its_kind() -> None:
     assert (list(thick.get_ydata()), list(thin.get_ydata())) == ([0.0, -2.0], [-2.0, -3.0])
     assert thin.get_linewidth() < thick.get_linewidth()
     assert list(lines["facilitation"].get_xdata()) == [0, 25, 50]
-    said = "thin: past the heads of this kind"
+    said = "thin: also heads of other kinds"
     assert said in "".join(words(axis.figure))
     assert said not in "".join(words(ablation_figure({"syntax": {"model": full}})))
 

@@ -15,7 +15,8 @@ from made_runs import SMALL, TOKENS, circuit_run, gate_run, sparsify_run
 from gatelens import CircuitSettings, Model, find_circuit
 from gatelens.model.anatomy import describe
 from gatelens.model.graph import Graph
-from gatelens.report.runs import labels, read_runs, run_folders
+from gatelens.report._reading import read_runs, run_folders
+from gatelens.report._runs import labels
 from gatelens.runtime.files import read_tensors, write_tensors
 from gatelens.sparse.in_model import make_sparse
 
@@ -62,17 +63,17 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda f: (f / "result.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "result.json").write_text("{"), "cannot read"),
         (lambda f: (f / "result.json").write_text("[]"), "should hold a JSON object"),
         (lambda f: (f / "result.json").unlink(), "not complete"),
-        (lambda f: (f / "scores.safetensors").write_bytes(b"nonsense"), "cannot be read"),
-        (lambda f: (f / "scores.safetensors").unlink(), "cannot be read"),
-        (lambda f: (f / "curve.safetensors").write_bytes(b""), "cannot be read"),
+        (lambda f: (f / "scores.safetensors").write_bytes(b"nonsense"), "cannot read"),
+        (lambda f: (f / "scores.safetensors").unlink(), "cannot read"),
+        (lambda f: (f / "curve.safetensors").write_bytes(b""), "cannot read"),
         (lambda f: (f / "curve.json").unlink(), "no curve.json"),
-        (lambda f: (f / "asked.json").write_text("not json"), "cannot be read"),
-        (lambda f: change(f / "asked.json", kind="recipe"), "'recipe', which has no place in a report"),
+        (lambda f: (f / "asked.json").write_text("not json"), "cannot read"),
+        (lambda f: change(f / "asked.json", kind="recipe"), "'recipe', which a report does not show"),
         (lambda f: change(f / "result.json", model=["a"]), "does not name its model and task"),
-        (lambda f: change(f / "result.json", graph={"n_layers": 3}), "cannot be read"),
+        (lambda f: change(f / "result.json", graph={"n_layers": 3}), "cannot read"),
         (lambda f: change(f / "result.json", settings={"level": "edges", "colour": 1}), "no circuit of this version"),
         (
             lambda f: change(f / "example.json", prompts=[{"tokens": ["one"], "answer": ""}]),
@@ -127,8 +128,8 @@ def test_folders_without_runs_are_named(tmp_path: Path) -> None:
     (tmp_path / "holiday").mkdir()
     (tmp_path / "holiday" / "photo.jpg").write_bytes(b"...")
     runs = read_runs([tmp_path / "holiday", tmp_path / "nowhere"])
-    assert "holiday holds no run of gatelens" in runs.problems[0]
-    assert "nowhere is no folder" in runs.problems[1]
+    assert "holiday does not contain a run of gatelens" in runs.problems[0]
+    assert "nowhere is not a folder" in runs.problems[1]
 
 
 def test_a_run_of_an_earlier_version_is_read_without_graph_and_example(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from text_boxes import faults, words
 
 from gatelens.errors import GatelensError
-from gatelens.report.figures import save_figure, task_title
-from gatelens.report.style import COLOURS, colours, note, power, shape, shown, shown_token, styled
+from gatelens.report.figures import FORMATS, save_figure, task_title
+from gatelens.report.figures._style import COLOURS, colours, note, power, shape, styled
+from gatelens.report.figures._text import shown, shown_token
 
 
 @styled
@@ -102,15 +103,16 @@ def test_powers_and_control_characters() -> None:
 
 
 def test_a_figure_is_saved_in_three_formats_and_always_the_same(tmp_path: Path) -> None:
-    first = save_figure(figure(), tmp_path / "effect-0.9")
+    first = save_figure(figure(), tmp_path / "effect-0.9", FORMATS)
     assert [path.name for path in first] == ["effect-0.9.png", "effect-0.9.svg", "effect-0.9.pdf"]
     heads = [path.read_bytes()[:5] for path in first]
     assert (heads[0][1:4], heads[1], heads[2]) == (b"PNG", b"<?xml", b"%PDF-")
-    again = save_figure(figure(), tmp_path / "again.png")  # an ending is not doubled
+    again = save_figure(figure(), tmp_path / "again.png", FORMATS)  # an extension is not doubled
     assert [path.name for path in again] == ["again.png", "again.svg", "again.pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert b"Date" not in first[1].read_bytes() + first[2].read_bytes()
     assert len(list(tmp_path.iterdir())) == 6
+    assert [path.name for path in save_figure(figure(), tmp_path / "plain")] == ["plain.png"]
 
 
 def test_saving_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +131,6 @@ def test_saving_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(made, "savefig", fails)
     with pytest.raises(GatelensError, match="No space left"):
-        save_figure(made, tmp_path / "a")
+        save_figure(made, tmp_path / "a", FORMATS)
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_text() == "old"

@@ -55,7 +55,7 @@ def test_rows_may_be_text_as_read_from_a_file() -> None:
     assert "target" not in " ".join(words(figure))
     with pytest.raises(GatelensError, match="no number 'open'"):
         training_figure([{"step": "1", "constrained": "2", "open": "half"}])
-    with pytest.raises(GatelensError, match="at least one row"):
+    with pytest.raises(GatelensError, match="at least one line"):
         training_figure([])
 
 
@@ -71,7 +71,7 @@ def test_loss_against_open_edges_joins_the_stages_of_a_text() -> None:
     assert {"wiki", "tales of $x$", "first", "second", "dense"} <= set(words(figure))
     assert faults(figure) == []
     assert "first" not in words(loss_against_open_figure({"first": stages["first"]}))  # one stage needs no marks
-    with pytest.raises(GatelensError, match="no row of judged"):
+    with pytest.raises(GatelensError, match=r"judged\.csv is empty"):
         loss_against_open_figure({"first": []})
 
 

@@ -45,14 +45,20 @@ def study(
 @command("report")
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="folders of runs, or folders that hold such folders", metavar="DIR...")
+        list[Path], typer.Argument(help="run folders, or folders that contain run folders", metavar="DIR...")
     ],
-    out: Annotated[Path | None, typer.Option(help="the report's folder; default: report beside the first DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the folder of the report; default: `report` next to the first DIR")
+    ] = None,
+    formats: Annotated[
+        str, typer.Option(help="formats of the figures, for example png,pdf,svg; the page always has PNG")
+    ] = "png",
 ) -> None:
-    """Write a page with the summary, figures and interactive views of saved runs; no model is loaded."""
+    """Write a page with the summary, the figures and interactive views of saved runs. No model is loaded."""
     from gatelens.report.page import write_report
 
-    written = write_report(folders, out or folders[0].parent / "report")
+    wanted = [name.strip() for name in formats.split(",") if name.strip()]
+    written = write_report(folders, out or folders[0].parent / "report", wanted)
     for problem in written.problems:
         print(f"gatelens: {problem}", file=sys.stderr)
     runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"

@@ -1,1 +1,1 @@
-"""Figures from saved results: nothing here needs a model."""
+"""Figures and the report page. Everything here reads saved files: no model is loaded."""

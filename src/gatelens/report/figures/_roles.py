@@ -1,4 +1,4 @@
-"""Figures of head roles: heat maps over layers and heads, and what becomes of the response when heads are ablated."""
+"""Figures of head roles: heat maps over layers and heads, and the change of the response when heads are ablated."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.measures.ablation import AblationCurve
-from gatelens.report.style import BLUE, GREEN, GREY, RED, panel_axes, shape, shown, styled, task_title, wrapped
+from gatelens.report.figures._style import BLUE, GREEN, GREY, RED, THIN, panel_axes, shape, styled
+from gatelens.report.figures._text import shown, task_title, wrapped
 
-# Told apart by their lines as well.
+# The kinds differ by line style as well as by colour.
 STYLES = {
     "facilitation": (BLUE, "-"),
     "irrelevance": (GREEN, "--"),
     "interference": (RED, "-."),
     "random": (GREY, "-"),
 }
-_THIN = 0.7
 
 
 @styled
 def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean score") -> Figure:
-    """One heat map (layer, head) for each named score, with one scale for all; nan, not measured, is grey.
+    """One heat map over layers and heads for each named score. All maps have the same scale.
 
-    Scores that all lie in 0..1 go from dark to bright (viridis). Others are signed: blue above 0, red below, white
-    at 0, with the same length on both sides.
+    If all scores are in 0..1, colours go from dark to bright (viridis). Otherwise scores are signed: blue above 0, red
+    below 0, white at 0, and the scale is symmetric. A score that was not measured (nan) is grey.
+
+    Arguments:
+        maps: the scores, (layer, head), by name.
+        label: what a score is, for the colour bar.
     """
     if not maps or any(scores.ndim != 2 for scores in maps.values()):
-        raise GatelensError("head maps are drawn of one or more tensors (layer, head).")
+        shapes = ", ".join(str(tuple(scores.shape)) for scores in maps.values()) or "none"
+        raise GatelensError(f"head maps need one or more tensors (layer, head), and the given shapes are: {shapes}.")
     values = {name: scores.detach().float().cpu().numpy() for name, scores in maps.items()}
     vmin, vmax, colours = _colours(np.concatenate([scores.ravel() for scores in values.values()]))
     rows, columns = shape(len(maps))
@@ -60,15 +65,18 @@ def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean sc
 
 @styled
 def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -> Figure:
-    """Change in log-probability against ablated heads: ``grid[task][model]`` is a panel of curves with bands.
+    """Change in log-probability of the target response against the number of ablated heads, with bands over seeds.
 
-    Rows are tasks, named at the right, and share their y scale; columns are models. The random order is a thin grey
-    line. A line is thin from where, in some seed, there are no more heads of its kind; a dot then shows the change with
-    just these heads ablated. A task may lack a model: its panel says so.
+    Each row of panels is a task and has one y scale; each column is a model. The random order is a thin grey line. A
+    line becomes thin where some seed has no more heads of its kind to ablate; a dot then shows the change with only
+    the heads of its kind ablated. A panel without a result says so.
+
+    Arguments:
+        grid: the curves of each panel, ``grid[task][model]``.
     """
     models = list(dict.fromkeys(model for cells in grid.values() for model in cells))
     if not models:
-        raise GatelensError("an ablation figure needs the curves of at least one task and model.")
+        raise GatelensError("an ablation figure needs the curves of at least one task and one model: none were given.")
     figure = Figure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
     axes = figure.subplots(len(grid), len(models), sharex=True, sharey="row", squeeze=False)
     every = [curve for cells in grid.values() for curves in cells.values() for curve in curves]
@@ -84,9 +92,9 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
-    thin = [curve for curve in every if _of_kind(curve) < len(curve.ablated)]
-    dot = "; dot: just these heads" if any(curve.own is not None for curve in thin) else ""
-    figure.supxlabel("Number of Ablated Heads" + (f"\n(thin: past the heads of this kind{dot})" if thin else ""))
+    thin = [curve for curve in every if _points_of_kind(curve) < len(curve.ablated)]
+    dot = "; dot: only the heads of this kind" if any(curve.own is not None for curve in thin) else ""
+    figure.supxlabel("Number of Ablated Heads" + (f"\n(thin: also heads of other kinds{dot})" if thin else ""))
     figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")
     return figure
 
@@ -100,13 +108,13 @@ def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
         x = curve.ablated.numpy()
         y = curve.change.numpy()
         if curve.kind == "random":
-            axis.plot(x, y, line, color=colour, label=curve.kind, linewidth=_THIN, zorder=1.5)
+            axis.plot(x, y, line, color=colour, label=curve.kind, linewidth=THIN, zorder=1.5)
             continue
-        end = _of_kind(curve)
+        end = _points_of_kind(curve)
         axis.plot(x[:end], y[:end], line, color=colour, label=curve.kind)
         if end < len(x):
-            axis.plot(x[end - 1 :], y[end - 1 :], line, color=colour, label=f"_past {curve.kind}", linewidth=_THIN)
-            if curve.own is not None:  # (seed,), with another number of heads in each
+            axis.plot(x[end - 1 :], y[end - 1 :], line, color=colour, label=f"_past {curve.kind}", linewidth=THIN)
+            if curve.own is not None:  # (seed,): each seed has its own number of heads
                 own_heads = curve.heads.clamp(max=x[-1]).float().mean()
                 axis.plot([own_heads], [curve.own.mean()], "o", color=colour, label=f"_own {curve.kind}", markersize=4)
         axis.fill_between(x, curve.low.numpy(), curve.high.numpy(), color=colour, alpha=0.2, linewidth=0)
@@ -114,13 +122,13 @@ def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
         axis.text(0.5, 0.5, "no result", transform=axis.transAxes, ha="center", va="center", color="0.5")
 
 
-def _of_kind(curve: AblationCurve) -> int:
-    """How many points, from the first on, have only heads of the curve's kind ablated, in every seed."""
+def _points_of_kind(curve: AblationCurve) -> int:
+    """How many points, from the first on, ablate only heads of the curve's kind in every seed."""
     return int((curve.of_kind >= curve.ablated).sum())
 
 
 def _colours(values: np.ndarray) -> tuple[float, float, matplotlib.colors.Colormap]:
-    """Lowest and highest value of the scale, and its colours."""
+    """The lowest and highest value of the scale, and its colour map."""
     known = values[np.isfinite(values)]
     inside = len(known) == 0 or (known.min() >= 0 and known.max() <= 1)
     if inside:

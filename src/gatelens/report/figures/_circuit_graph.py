@@ -1,4 +1,4 @@
-"""A circuit as a drawing: components by layer from bottom to top, kept edges between them."""
+"""A circuit as a drawing: its components by layer from bottom to top, and its edges between them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,42 @@ from gatelens.errors import GatelensError
 from gatelens.gates.scores import Ranking, rank
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
-from gatelens.report.layout import Edge, component, layout, links
-from gatelens.report.style import BLUE, RED, note, shown, styled
+from gatelens.report._components import Edge, component_name, links
+from gatelens.report._layout import layout
+from gatelens.report.figures._style import BLUE, RED, note, styled
+from gatelens.report.figures._text import shown
 
 LINES: dict[str, object] = {"q": "-", "k": (0, (4, 1.5)), "v": (0, (1, 1.2)), "": "-"}
 FILLS = {"H": "#FFFFFF", "KV": "#E8E8E8", "M": "#FFF3D6"}
-_WIDE, _HIGH = 0.44, 0.17  # a box, in inches
-_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3, "": 0.0}  # where an edge enters a box, in widths from its middle
+_BOX_WIDTH, _BOX_HEIGHT = 0.44, 0.17  # in inches
+_PORTS = {"q": -0.3, "k": 0.0, "v": 0.3, "": 0.0}  # where an edge enters a box, in box widths from its middle
 
 
 @styled
 def circuit_figure(
-    graph: Graph, scores: Tensor, kept: Tensor | int, title: str = "", ranking: Ranking = "absolute"
+    graph: Graph, scores: Tensor, circuit: Tensor | int, title: str = "", ranking: Ranking = "absolute"
 ) -> Figure:
-    """The kept edges and their components. Width: absolute score. Blue edges help the task (above 0), red ones hinder.
+    """The edges of a circuit and the components that they connect.
 
-    scores: (source, destination). kept: which edges, bool (source, destination), or how many of the best by ranking.
-    An edge enters a head at its q (left, solid), k (middle, dashed) or v (right, dotted) side. Where heads share keys
-    and values, k and v enter the KV head's box, which is joined by a grey line to its heads that are drawn.
+    The width of an edge shows its absolute score. Blue edges help the task (score above 0), red edges hinder it. An
+    edge enters a head at its q (left, solid), k (middle, dashed) or v (right, dotted) input. If heads share keys and
+    values, k and v edges enter the box of the KV head, and a grey line connects it to its heads that are drawn.
+
+    Arguments:
+        scores: the score of each edge, (source, destination).
+        circuit: the edges to draw as a mask, bool (source, destination), or the number of top edges by the ranking.
+        ranking: how edges are ordered if ``circuit`` is a number.
     """
-    edges = chosen_edges(graph, scores, kept, ranking)
+    edges = chosen_edges(graph, scores, circuit, ranking)
     places = layout(graph, edges)
-    # 1. One unit is one inch, so that boxes and letters keep their size in a figure of any size.
+    # 1. One unit is one inch, so that boxes and letters have the same size in every figure.
     columns = _columns([x for x, _ in places.values()])
     layers = _layers(places)
     band = min(max(9 / (len(layers) + 1), 0.6), 1.1)
-    width, height = max(4.6, 0.5 + columns * (_WIDE + 0.12)), band * (len(layers) + 1)
+    width, height = max(4.6, 0.5 + columns * (_BOX_WIDTH + 0.12)), band * (len(layers) + 1)
     low, high = (limit(y for _, y in places.values()) * height for limit in (min, max))
     figure = Figure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
-    above = note(figure, _remark(graph, scores, edges, ranking if isinstance(kept, int) else None))
+    above = note(figure, _remark(graph, scores, edges, ranking if isinstance(circuit, int) else None))
     axis = above.subplots()
     axis.set(xlim=(0, width), ylim=(low - 0.2, high + 0.2))
     axis.set_axis_off()
@@ -64,37 +71,37 @@ def circuit_figure(
     return figure
 
 
-def chosen_edges(graph: Graph, scores: Tensor, kept: Tensor | int, ranking: Ranking = "absolute") -> list[Edge]:
-    """The kept edges as (source, destination) numbers, in the order of sources: given as a map, or as a number."""
+def chosen_edges(graph: Graph, scores: Tensor, circuit: Tensor | int, ranking: Ranking = "absolute") -> list[Edge]:
+    """The edges of a circuit, given as a mask or as a number of top edges, in the order of their sources."""
     if tuple(scores.shape) != (graph.n_sources, graph.n_destinations):
         raise GatelensError(
-            f"the scores are {tuple(scores.shape)}, but this model's edges are ({graph.n_sources}, "
-            f"{graph.n_destinations}) by source and destination: give scores of the same model."
+            f"the scores have the shape {tuple(scores.shape)}, and the edges of this model have the shape "
+            f"({graph.n_sources}, {graph.n_destinations}), by source and destination: give scores of the same model."
         )
-    if isinstance(kept, int):
-        order = graph.edges.nonzero()
-        best = order[rank(scores.cpu()[graph.edges], ranking)[: max(kept, 0)]]
-        chosen = torch.zeros_like(graph.edges)
-        chosen[best[:, 0], best[:, 1]] = True
+    if isinstance(circuit, int):
+        every = graph.edges.nonzero()
+        top = every[rank(scores.cpu()[graph.edges], ranking)[: max(circuit, 0)]]
+        mask = torch.zeros_like(graph.edges)
+        mask[top[:, 0], top[:, 1]] = True
     else:
-        chosen = kept.cpu().bool() & graph.edges
-    edges = [(int(source), int(destination)) for source, destination in chosen.nonzero().tolist()]
+        mask = circuit.cpu().bool() & graph.edges
+    edges = [(int(source), int(destination)) for source, destination in mask.nonzero().tolist()]
     if not edges:
-        raise GatelensError(f"no edge is kept, so there is nothing to draw: keep 1 to {graph.n_edges:,} edges.")
+        raise GatelensError(f"the circuit has no edge, so there is nothing to draw: give 1 to {graph.n_edges:,} edges.")
     return edges
 
 
 def _columns(xs: Sequence[float]) -> int:
-    """How many boxes must fit beside each other for those nearest to each other not to touch."""
+    """How many boxes must fit beside each other so that the two nearest ones do not touch."""
     distinct = sorted({round(x, 6) for x in xs})
     gaps = [b - a for a, b in pairwise(distinct)]
     return round(1 / min(gaps)) if gaps else 1
 
 
 def _layers(names: Iterable[str]) -> dict[str, float]:
-    """The height of the middle of each layer that is drawn, in 0..1, from the lowest on."""
-    found = {part.layer for name in names if (part := Component.find(name))}
-    return {str(layer): (i + 1) / (len(found) + 1) for i, layer in enumerate(sorted(found))}
+    """The height of the middle of each layer that is drawn, in 0..1, from the lowest layer on."""
+    layers = sorted({component.layer for name in names if (component := Component.find(name)) is not None})
+    return {str(layer): (i + 1) / (len(layers) + 1) for i, layer in enumerate(layers)}
 
 
 def _bands(axis: Axes, layers: dict[str, float], band: float) -> None:
@@ -112,37 +119,36 @@ def _edges(
     paths, ends, widths, colours, lines = [], [], [], [], []
     for source, destination in ordered:
         name = graph.destination_names[destination]
-        port, (x, y) = name.partition(".")[2], inches[component(name)]
+        port, (x, y) = name.partition(".")[2], inches[component_name(name)]
         start = inches[graph.source_names[source]]
         score = float(scores[source, destination])
-        ends.append((x + _PORTS[port] * _WIDE, y - _HIGH / 2))
-        paths.append(_curve((start[0], start[1] + _HIGH / 2), ends[-1]))
+        ends.append((x + _PORTS[port] * _BOX_WIDTH, y - _BOX_HEIGHT / 2))
+        paths.append(_curve((start[0], start[1] + _BOX_HEIGHT / 2), ends[-1]))
         widths.append(0.35 + 2.6 * abs(score) / strongest)
         colours.append(to_rgba(BLUE if score >= 0 else RED, 0.8))
         lines.append(LINES[port])
     drawn = PathCollection(paths, facecolors="none", edgecolors=colours, linewidths=widths, linestyles=lines, zorder=2)
     axis.add_collection(drawn, autolim=False)
-    # A point at each entry tells an edge that ends at a box from one that passes under it.
+    # A mark at its end shows that an edge enters a box and does not pass under it.
     xs, ys = zip(*ends, strict=True)
     axis.scatter(xs, ys, s=5, marker="^", c=colours, linewidths=0, zorder=4)
 
 
 def _curve(start: tuple[float, float], end: tuple[float, float]) -> Path:
-    """Nearly straight, leaving and entering upright."""
+    """A nearly straight line that is vertical at both ends."""
     bend = min(0.25, abs(end[1] - start[1]) / 2)
     vertices = [start, (start[0], start[1] + bend), (end[0], end[1] - bend), end]
     return Path(vertices, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
 
 
 def _box(axis: Axes, name: str, place: tuple[float, float]) -> None:
-    part = Component.find(name)
-    kind = "H" if part is None else part.kind
+    component = Component.find(name)
     box = FancyBboxPatch(
-        (place[0] - _WIDE / 2, place[1] - _HIGH / 2),
-        _WIDE,
-        _HIGH,
+        (place[0] - _BOX_WIDTH / 2, place[1] - _BOX_HEIGHT / 2),
+        _BOX_WIDTH,
+        _BOX_HEIGHT,
         boxstyle="round,pad=0,rounding_size=0.04",
-        facecolor=FILLS[kind],
+        facecolor=FILLS["H" if component is None else component.kind],
         edgecolor="0.25",
         linewidth=0.6,
         zorder=3,
@@ -164,12 +170,12 @@ def _legend(figure: SubFigure, graph: Graph) -> None:
 
 
 def _remark(graph: Graph, scores: Tensor, edges: Sequence[Edge], ranking: Ranking | None) -> str:
-    kept = torch.zeros_like(graph.edges)
-    kept[tuple(torch.tensor(edges).T)] = True
-    live = int(graph.on_a_path(kept[None]).sum())
+    mask = torch.zeros_like(graph.edges)
+    mask[tuple(torch.tensor(edges).T)] = True
+    on_a_path = int(graph.on_a_path(mask[None]).sum())
     strongest = max(abs(float(scores[edge])) for edge in edges)
-    best = "" if ranking is None else f" (the best by {ranking} score)"
+    top = "" if ranking is None else f" (the top by {ranking} score)"
     return (
-        f"{len(edges):,} of {graph.n_edges:,} edges{best}, {live:,} of them on a path from the embedding to the "
-        f"logits. Width: absolute score, up to {strongest:.2g}. At the left: layers."
+        f"{len(edges):,} of {graph.n_edges:,} edges{top}, {on_a_path:,} of them on a path from the embedding to the "
+        f"logits. Width: absolute score, up to {strongest:.2g}. Numbers at the left: layers."
     )

@@ -1,4 +1,4 @@
-"""Attention of chosen heads over the tokens of a prompt, one model beside the other."""
+"""The attention of chosen heads over the tokens of a prompt, for several models side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.report.style import RED, note, shown, shown_token, styled, wrapped
+from gatelens.report.figures._style import RED, note, styled
+from gatelens.report.figures._text import shown, shown_token, wrapped
 
 Maps = Mapping[str, Mapping[str, Tensor]]  # [head][model] -> (query, key)
 _MOST_LABELS = 64
@@ -20,20 +21,22 @@ _MOST_LABELS = 64
 
 @styled
 def attention_maps(tokens: Sequence[str], maps: Maps, opened: Maps | None = None, title: str = "") -> Figure:
-    """Attention weights in 0..1: ``maps[head][model]`` is (query, key). Rows are heads, columns are models.
+    """Attention weights over the tokens of a prompt. Each row of panels is a head, each column is a model.
 
-    tokens: the prompt's, shown as they are, with spaces and line ends visible. opened: bool maps of the same form,
-    where a model's gates are open; each open edge gets a mark. A head may lack a model.
+    Arguments:
+        tokens: the tokens of the prompt. They are shown as they are, with visible spaces and line ends.
+        maps: the attention weights in 0..1, ``maps[head][model]`` is (query, key). A head does not need every model.
+        opened: bool maps of the same form: the edges whose gate is open. Each of them gets a ring.
     """
     models = list(dict.fromkeys(model for row in maps.values() for model in row))
     if not models:
-        raise GatelensError("attention maps need at least one head of one model.")
+        raise GatelensError("attention maps need at least one head of one model: none were given.")
     for name, row in maps.items():
         for model, weights in row.items():
             if tuple(weights.shape) != (len(tokens), len(tokens)):
                 raise GatelensError(
-                    f"the attention of {name} in {model} is {tuple(weights.shape)}, but there are {len(tokens)} "
-                    "tokens: give a square map (query, key) over them."
+                    f"the attention of {name} in {model} has the shape {tuple(weights.shape)}, and the prompt has "
+                    f"{len(tokens)} tokens: give a square map (query, key) over these tokens."
                 )
     labels = [shown_token(token) for token in tokens]
     side = max(1.6, 0.13 * len(tokens))
@@ -42,7 +45,9 @@ def attention_maps(tokens: Sequence[str], maps: Maps, opened: Maps | None = None
         figsize=(1.3 + margin + (side + 0.1) * len(models), 0.8 + margin + (side + 0.25) * len(maps)),
         layout="constrained",
     )
-    above = figure if opened is None else note(figure, "Ringed: edges whose gate is open. ␣ is a space, ↵ a line end.")
+    above = (
+        figure if opened is None else note(figure, "Rings: edges whose gate is open. ␣ is a space, ↵ is a line end.")
+    )
     axes = above.subplots(len(maps), len(models), sharex=True, sharey=True, squeeze=False)
     for row, (name, cells) in zip(axes, maps.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
@@ -72,14 +77,14 @@ def _draw(axis: Axes, weights: Tensor) -> AxesImage:
 
 
 def _mark(axis: Axes, opened: Tensor, cell: float) -> None:
-    """A ring on each open edge; cell: inches that one takes."""
+    """Draw a ring on each open edge. cell: the width of one edge in inches."""
     queries, keys = np.nonzero(opened.cpu().numpy())
     size = (0.55 * cell * 72) ** 2
     axis.scatter(keys, queries, s=size, facecolors="none", edgecolors=RED, linewidths=0.6, label="open")
 
 
 def _label(axis: Axes, labels: Sequence[str]) -> None:
-    """Tokens as tick labels; of a long prompt every second, third, ..."""
+    """Write the tokens as tick labels. In a long prompt only every second, third, ... token has a label."""
     every = -(-len(labels) // _MOST_LABELS)
     places = list(range(0, len(labels), every))
     names = [labels[place] for place in places]

@@ -1,0 +1,96 @@
+"""The figures of a report, each with its data as CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gatelens.errors import GatelensError
+from gatelens.report._plans import (
+    Plan,
+    ablation_plan,
+    circuit_plan,
+    cost_of_sparsity_plan,
+    head_scores_plan,
+    kept_plan,
+    open_edges_plan,
+    roles_plan,
+    titles,
+    training_plan,
+)
+from gatelens.report._runs import Runs
+from gatelens.report._summary import Group
+from gatelens.report.figures import save_figure
+from gatelens.runtime.files import write_csv
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page: ``figures/STEM.csv`` and the images ``figures/STEM.png`` and so on."""
+
+    title: str
+    alt: str  # what the figure shows, for readers who cannot see it
+    stem: str
+    width: int  # in CSS pixels
+    height: int
+
+
+def draw_pictures(
+    runs: Runs, groups: Sequence[Group], folder: Path, formats: Sequence[str]
+) -> tuple[list[Picture], list[str]]:
+    """Draw all figures of these runs into a folder.
+
+    Returns:
+        The figures, and one sentence for each figure that could not be drawn.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: list[Picture] = []
+    problems: list[str] = []
+    for plan in _plans(runs, groups):
+        stem = f"{len(pictures) + 1:02}-{re.sub('[^a-z0-9]+', '-', plan.title.lower()).strip('-')[:60]}"
+        try:
+            figure = plan.draw()
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the layout is done: it must not be computed again for every format
+            save_figure(figure, folder / stem, formats)
+            write_csv(folder / f"{stem}.csv", *plan.table())
+            width, height = (round(96 * inches) for inches in figure.get_size_inches())
+            pictures.append(Picture(plan.title, plan.alt, stem, width, height))
+        except (GatelensError, ValueError, RuntimeError) as error:
+            problems.append(f"cannot draw the figure '{plan.title}': {' '.join(str(error).split())[:200]}")
+    return pictures, problems
+
+
+def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
+    """The figures in the order of the page."""
+    for level in ("heads", "edges", "attention"):
+        choices = dict.fromkeys((group.method, group.threshold) for group in groups if group.level == level)
+        for choice in choices:
+            yield kept_plan(
+                [group for group in groups if (group.level, group.method, group.threshold) == (level, *choice)]
+            )
+    if runs.roles:
+        yield ablation_plan(runs.roles)
+    for title, roles in titles(runs.roles).items():
+        yield roles_plan(title, roles)
+    for group in groups:
+        if group.level == "heads":
+            yield head_scores_plan(group)
+        for entry in group.entries:
+            if entry.run.has_graph:
+                yield circuit_plan(f"{group.task} in {entry.label}, {group.method}", entry.run)
+    # Runs at several levels have the same prompts, so a sparse model and a task have one figure of open edges.
+    sparse_runs = {
+        f"{entry.label}, {group.task}": entry.run
+        for group in groups
+        for entry in group.entries
+        if any(prompt.open is not None for prompt in entry.run.prompts)
+    }
+    for label, run in sparse_runs.items():
+        yield open_edges_plan(label, run)
+    for sparsified in runs.sparsified:
+        yield training_plan(sparsified)
+    if judged := {run.name: run.judged for run in runs.sparsified if run.judged}:
+        yield cost_of_sparsity_plan(judged)

@@ -1,0 +1,169 @@
+"""Read the saved runs of some folders. A run that cannot be read becomes one sentence, and the others are read."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.jobs.circuit import load_circuit
+from gatelens.jobs.roles import load_roles
+from gatelens.measures.curves import Curve
+from gatelens.measures.example import load_example
+from gatelens.model.graph import Graph
+from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
+from gatelens.runtime.files import read_json, read_tensors
+from gatelens.runtime.run_folder import ASKED, RESULT
+
+# What reading a file of the right form with wrong contents may raise.
+_UNREADABLE = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OSError)
+
+
+def read_runs(folders: Iterable[str | Path]) -> Runs:
+    """Read every run in these folders. Each of them is a run folder, or contains run folders at any depth."""
+    runs = Runs()
+    seen: set[Path] = set()
+    for given in map(Path, folders):
+        inside = run_folders(given)
+        if not inside:
+            problem = "does not contain a run of gatelens" if given.is_dir() else "is not a folder"
+            runs.problems.append(f"{given} {problem}: give the folder of a circuit, gate or sparsify run.")
+        for folder in inside:
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                _read(folder, runs)
+    return runs
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders inside a folder, or the folder itself if it is one. Links are not followed."""
+    inside: list[Path] = []
+    for place, below, files in os.walk(folder):
+        below.sort()
+        if ASKED in files or {"settings.json", "log.csv"} <= set(files):
+            inside.append(Path(place))
+            below.clear()  # a run does not contain other runs
+    return inside
+
+
+def _read(folder: Path, runs: Runs) -> None:
+    """Read one run and add it, or the reason why it cannot be read."""
+    try:
+        if not (folder / ASKED).exists():
+            runs.sparsified.append(_sparsify_run(folder))
+            return
+        asked = read_json(folder / ASKED)
+        kind = asked.get("kind")
+        if kind not in ("circuit", "gate"):
+            raise GatelensError(f"{folder} holds a run of the kind {kind!r}, which a report does not show.")
+        if not (folder / RESULT).exists():
+            raise GatelensError(f"{folder} holds a run that is not complete: the same command resumes it.")
+        if kind == "circuit":
+            runs.circuits.append(_circuit_run(folder, asked))
+        else:
+            runs.roles.append(_roles_run(folder, asked))
+    except GatelensError as error:
+        runs.problems.append(str(error))
+    except _UNREADABLE as error:
+        message = " ".join(str(error).split())[:200]
+        runs.problems.append(f"cannot read {folder} ({type(error).__name__}: {message}): run the job again.")
+
+
+def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
+    saved = read_json(folder / RESULT)
+    result = load_circuit(folder)
+    run = CircuitRun(
+        folder,
+        asked,
+        result,
+        sparse=_is_sparse(saved),
+        dense=saved.get("dense", asked.get("dense")),
+        graph=Graph(**saved["graph"]) if "graph" in saved else None,
+        scores=read_tensors(folder / "scores.safetensors"),
+        prompts=load_example(folder),
+    )
+    # Everything that is drawn is checked here, so that a damaged run is left out as a whole.
+    _check_names(folder, result.model, result.task, run.dense or "")
+    for curve in (result.curve, result.curve.random):
+        if curve is not None:
+            _check_curve(folder, curve, result.settings.level)
+    _check_scores(run)
+    heads = None if run.graph is None else (run.graph.n_layers, run.graph.n_heads)
+    if heads is not None and any(tuple(prompt.attention.shape[:2]) != heads for prompt in run.prompts):
+        raise GatelensError(
+            f"{folder} holds the attention of another model, whose shape is not {heads[0]} layers of {heads[1]} heads: "
+            "run the job again."
+        )
+    return run
+
+
+def _roles_run(folder: Path, asked: dict[str, Any]) -> RolesRun:
+    result = load_roles(folder)
+    _check_names(folder, result.model, result.task)
+    _check_head_map(folder, result.roles.plus.mean(0))
+    for curve in result.curves:
+        own = [] if curve.own is None else [curve.own]
+        fits = curve.changes.shape[1:] == curve.ablated.shape and all(x.shape == curve.changes.shape[:1] for x in own)
+        if not fits or not all(bool(x.isfinite().all()) for x in (curve.changes, *own)):
+            raise GatelensError(f"{folder} holds ablation curves that cannot be drawn: run the job again.")
+    return RolesRun(folder, asked, result, _is_sparse(read_json(folder / RESULT)))
+
+
+def _sparsify_run(folder: Path) -> SparsifyRun:
+    asked = read_json(folder / "settings.json")
+    if not isinstance(asked.get("settings"), dict):
+        raise GatelensError(f"{folder / 'settings.json'} was not written by gatelens: it has no settings of a run.")
+    log = read_log(folder / "log.csv")
+    if not log:
+        raise GatelensError(f"{folder} holds a run that has not made a step yet.")
+    if not {"step", "constrained", "open", "multiplier"} <= log[0].keys():
+        raise GatelensError(f"{folder / 'log.csv'} was not written by gatelens: it is not the log of a sparsify run.")
+    judged = folder / "judged.csv"
+    return SparsifyRun(folder, asked, log, read_log(judged) if judged.exists() else [])
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The records of a training log. A cell is empty if a text was not judged at that step; it has no key then."""
+    with path.open(newline="") as file:
+        # The last line of a run that was killed may be incomplete.
+        records = [record for record in csv.DictReader(file) if None not in record and None not in record.values()]
+    return [{key: float(value) for key, value in record.items() if value} for record in records]
+
+
+def _is_sparse(saved: Mapping[str, Any]) -> bool:
+    """Whether the model's attention is gated. Early versions did not save it, so the name has to decide."""
+    return bool(saved.get("sparse", "sparse" in str(saved.get("model"))))
+
+
+def _check_names(folder: Path, *names: object) -> None:
+    if not all(isinstance(name, str) for name in names):
+        raise GatelensError(f"{folder} does not name its model and task: run the job again.")
+
+
+def _check_curve(folder: Path, curve: Curve, level: str) -> None:
+    points = (len(curve.asked), *curve.kept.shape, curve.metrics.shape[1])
+    numbers = (curve.effect, curve.low, curve.high)
+    if curve.level != level or len({*points}) != 1 or any(not bool(x.isfinite().all()) for x in numbers):
+        raise GatelensError(f"{folder} holds a curve that cannot be drawn: run the job again.")
+
+
+def _check_scores(run: CircuitRun) -> None:
+    if any(not bool(scores.isfinite().all()) for scores in run.scores.values()):
+        raise GatelensError(f"{run.folder} holds scores that cannot be drawn: run the job again.")
+    if run.result.settings.level != "edges":
+        _check_head_map(run.folder, run.head_scores)
+    elif run.graph is not None and run.edge_scores.shape != run.graph.edges.shape:
+        raise GatelensError(
+            f"{run.folder} holds the scores of another model, which does not have {run.graph.n_layers} layers: "
+            "run the job again."
+        )
+
+
+def _check_head_map(folder: Path, scores: Tensor | None) -> None:
+    if scores is None or scores.ndim != 2 or not bool(scores.isfinite().all()):
+        raise GatelensError(f"{folder} does not hold a score for each layer and head: run the job again.")

@@ -1,0 +1,123 @@
+"""Saved runs in memory: what the figures and the page show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from gatelens.gates.scores import rank
+from gatelens.jobs.circuit import CircuitResult
+from gatelens.jobs.roles import GateResult as RolesResult
+from gatelens.measures.example import ExamplePrompt
+from gatelens.model.graph import Graph
+from gatelens.report._components import Edge
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitRun:
+    """A circuit and everything that was saved with it."""
+
+    folder: Path
+    asked: Mapping[str, Any]  # asked.json
+    result: CircuitResult
+    sparse: bool  # whether the model's attention is gated
+    dense: str | None  # the name of the dense model to compare with, if the run names it
+    graph: Graph | None  # None for a run of an early version, which did not save it
+    scores: Mapping[str, Tensor]  # the contents of scores.safetensors
+    prompts: list[ExamplePrompt]
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether this is a circuit of edges that can be drawn as a graph."""
+        return self.result.settings.level == "edges" and self.graph is not None
+
+    @property
+    def edge_graph(self) -> Graph:
+        """The graph of a run that has one."""
+        assert self.graph is not None
+        return self.graph
+
+    @property
+    def edge_scores(self) -> Tensor:
+        """The scores of edges for the first task seed: (source, destination)."""
+        return self.scores[f"seed-{self.result.settings.seed}.scores"]
+
+    @property
+    def head_scores(self) -> Tensor | None:
+        """Scores of heads, mean over prompts and task seeds: (layer, head). None for a circuit of edges.
+
+        The score of a head in a circuit of attention edges is the sum over its edges.
+        """
+        level = self.result.settings.level
+        if level == "heads":
+            return sum(self.scores.values()) / len(self.scores)  # type: ignore[return-value]
+        if level == "attention":
+            sums = [scores.sum((3, 4)) for name, scores in self.scores.items() if name.endswith(".scores")]
+            return sum(x.sum(0) for x in sums) / sum(map(len, sums))  # type: ignore[return-value]
+        return None
+
+    def top_edges(self, most: int) -> list[Edge]:
+        """The first edges of the ranking."""
+        edges = self.edge_graph.edges.nonzero()
+        order = rank(self.edge_scores[edges[:, 0], edges[:, 1]], self.result.settings.ranking)
+        return [(source, destination) for source, destination in edges[order[:most]].tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class RolesRun:
+    """The roles of all heads, and the ablation curves."""
+
+    folder: Path
+    asked: Mapping[str, Any]  # asked.json
+    result: RolesResult
+    sparse: bool  # whether the model's attention is gated
+
+
+@dataclass(frozen=True, eq=False)
+class SparsifyRun:
+    """What sparse post-training measured. The run may still be in progress."""
+
+    folder: Path
+    asked: Mapping[str, Any]  # settings.json
+    log: list[dict[str, float]]  # every step
+    judged: list[dict[str, float]]  # held-out text, at some steps
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.folder.resolve().parts[-2:])
+
+
+Run = CircuitRun | RolesRun | SparsifyRun
+R = TypeVar("R", CircuitRun, RolesRun)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs that could be read, in the order of their folders, and what is wrong with the others."""
+
+    circuits: list[CircuitRun] = field(default_factory=list)
+    roles: list[RolesRun] = field(default_factory=list)
+    sparsified: list[SparsifyRun] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # one sentence each
+
+    @property
+    def all(self) -> list[Run]:
+        return [*self.circuits, *self.roles, *self.sparsified]
+
+
+def labels(runs: Sequence[R]) -> dict[str, R]:
+    """Runs by the name of their model. If two runs have the same model, the folder is added to the name."""
+    names = [run.result.model for run in runs]
+    repeated = {name for name in names if names.count(name) > 1}
+    labelled: dict[str, R] = {}
+    for name, run in zip(names, runs, strict=True):
+        label, parts = name, run.folder.resolve().parts
+        for depth in range(1, len(parts) + 1):  # as many folders as are needed to make the label unique
+            if label in labelled or (depth == 1 and name in repeated):
+                label = f"{name} ({'/'.join(parts[-depth:])})"
+        labelled[label] = run
+    return labelled

@@ -1,0 +1,45 @@
+"""Head maps of the page: a score for each layer and head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gatelens.methods.head_gating import KINDS
+from gatelens.report._numbers import short
+from gatelens.report._runs import RolesRun
+from gatelens.report._summary import Group
+
+
+def head_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[dict[str, Any]]:
+    """One view for each run of head roles and for each group of head scores; a view has one or more maps.
+
+    Arguments:
+        groups: circuit runs. Scores of attention edges are summed over each head.
+        roles: runs of head roles, by title.
+    """
+    views: list[dict[str, Any]] = []
+    for title, run in roles.items():
+        maps = {kind: run.result.roles.kind(kind).mean(0) for kind in KINDS}
+        views.append(_head_view(f"roles: {title}", "score, mean over seeds", maps))
+    for group in groups:
+        if group.level == "edges":
+            continue
+        label = "score of the head" if group.level == "heads" else "sum of the scores of its attention edges"
+        views.append(_head_view(f"scores: {group.title}", label, group.head_scores))
+    return views
+
+
+def _head_view(title: str, label: str, maps: Mapping[str, Tensor]) -> dict[str, Any]:
+    most = max(float(scores.abs().max()) for scores in maps.values())
+    signed = any(bool((scores < 0).any()) or bool((scores > 1).any()) for scores in maps.values())
+    return {
+        "title": title,
+        "label": label,
+        "low": -most if signed else 0,
+        "high": most if signed else 1,
+        "signed": signed,
+        "maps": [{"name": name, "z": [short(layer) for layer in scores]} for name, scores in maps.items()],
+    }

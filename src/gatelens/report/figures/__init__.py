@@ -1,0 +1,25 @@
+"""The figures. Each function takes loaded results and returns a matplotlib figure; `save_figure` writes it to files."""
+
+from gatelens.report.figures._attention_maps import attention_maps
+from gatelens.report.figures._circuit_graph import circuit_figure
+from gatelens.report.figures._kept import kept_figure
+from gatelens.report.figures._open_edges import open_edges_figure
+from gatelens.report.figures._roles import STYLES, ablation_figure, head_maps
+from gatelens.report.figures._saving import FORMATS, save_figure
+from gatelens.report.figures._text import task_title
+from gatelens.report.figures._training import loss_against_open_figure, training_figure
+
+__all__ = [
+    "FORMATS",
+    "STYLES",
+    "ablation_figure",
+    "attention_maps",
+    "circuit_figure",
+    "head_maps",
+    "kept_figure",
+    "loss_against_open_figure",
+    "open_edges_figure",
+    "save_figure",
+    "task_title",
+    "training_figure",
+]

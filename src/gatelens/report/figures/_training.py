@@ -1,0 +1,130 @@
+"""Sparse post-training: loss and open edges by step, and against each other.
+
+Records are the lines of a run's ``log.csv`` and ``judged.csv`` by column name. Their values may still be text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from gatelens.errors import GatelensError
+from gatelens.report.figures._style import BLACK, GREY, colours, log_axis, styled
+from gatelens.report.figures._text import shown
+
+Records = Sequence[Mapping[str, float | str]]
+_MARKERS = "osD^vP*X"
+
+
+@styled
+def training_figure(log: Records, judged: Records = (), target: float | None = None, title: str = "") -> Figure:
+    """Loss and open edges against steps.
+
+    The upper panel shows nats per token above the dense model, and the KL divergence; the lower one shows open edges in
+    percent, on a log scale.
+
+    Arguments:
+        log: one record per step, on the training text with sampled gates: the loss that is held at the target, and the
+            share of open edges.
+        judged: measurements on each held-out text, with gates as they are in use.
+        target: the target of the loss; a dashed line.
+    """
+    if not log:
+        raise GatelensError("a training figure needs at least one line of log.csv, and the log is empty.")
+    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    steps = _column(log, "step")
+    above.axhline(0, color="0.8", linewidth=0.8)
+    above.plot(steps, _column(log, "constrained"), color=GREY, linewidth=0.8, label="training text: constrained loss")
+    below.plot(steps, _percent(_column(log, "open")), color=GREY, linewidth=0.8, label="training text")
+    if target is not None:
+        above.axhline(target, linestyle="--", color=BLACK, linewidth=0.9, label=f"target {target:g}")
+    texts = _texts(judged)
+    for name, (colour, _) in colours(texts).items():
+        records = _judged_on(name, judged)
+        judged_steps = _column(records, "step")
+        marks = {"color": colour, "marker": "o", "markersize": 3}
+        above.plot(judged_steps, _column(records, f"{name} above dense"), **marks, label=f"{shown(name)}: above dense")
+        above.plot(judged_steps, _column(records, f"{name} kl"), **marks, linestyle=":", label=f"{shown(name)}: KL")
+        below.plot(judged_steps, _percent(_column(records, f"{name} open")), **marks, label=shown(name))
+    above.set_ylabel("nats per token")
+    below.set(ylabel="open edges, %", xlabel="step")
+    _percent_axis(below, "y", [value for line in below.get_lines() for value in line.get_ydata()])
+    below.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    for axis in (above, below):
+        axis.grid()
+        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    figure.suptitle(shown(title))
+    return figure
+
+
+@styled
+def loss_against_open_figure(stages: Mapping[str, Records], title: str = "") -> Figure:
+    """What sparsity costs: nats per token above the dense model against open edges in percent (log scale).
+
+    Each held-out text has a line.
+
+    Arguments:
+        stages: the records of ``judged.csv`` for one or several stages of training, by name. Each stage has a marker.
+    """
+    texts = list(dict.fromkeys(name for records in stages.values() for name in _texts(records)))
+    if not texts:
+        raise GatelensError("judged.csv is empty: the loss against open edges needs a run that judged held-out text.")
+    figure = Figure(figsize=(5.4, 3.0), layout="constrained")
+    axis = figure.subplots()
+    axis.axhline(0, color="0.6", linewidth=0.8, linestyle="--", label="dense")
+    all_shares: list[float] = []
+    for name, (colour, line) in colours(texts).items():
+        parts = {stage: _judged_on(name, records) for stage, records in stages.items() if name in _texts(records)}
+        opened = [_percent(_column(records, f"{name} open")) for records in parts.values()]
+        losses = [_column(records, f"{name} above dense") for records in parts.values()]
+        axis.plot(list(chain(*opened)), list(chain(*losses)), line, color=colour, label=shown(name))
+        for stage, x, y in zip(parts, opened, losses, strict=True):
+            axis.plot(x, y, _marker(stages, stage), color=colour, markersize=4, label=f"_{stage}")
+        all_shares.extend(chain(*opened))
+    if len(stages) > 1:
+        for stage in stages:
+            axis.plot([], [], _marker(stages, stage), color="0.4", markersize=4, label=shown(stage))
+    _percent_axis(axis, "x", all_shares)
+    axis.set(xlabel="open edges, %", ylabel="loss above dense, nats per token")
+    axis.grid()
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    axis.set_title(shown(title))
+    return figure
+
+
+def _texts(judged: Records) -> list[str]:
+    """The names of the texts that were judged, in the order of their columns."""
+    columns = dict.fromkeys(key for record in judged for key in record if key.endswith(" open"))
+    return [column.removesuffix(" open") for column in columns]
+
+
+def _judged_on(text: str, judged: Records) -> Records:
+    """The records of one text. A run that was resumed may have started or stopped judging it later than the others."""
+    return [record for record in judged if f"{text} open" in record]
+
+
+def _column(records: Records, name: str) -> list[float]:
+    try:
+        return [float(record[name]) for record in records]
+    except (KeyError, TypeError, ValueError) as error:
+        raise GatelensError(f"a line of the training log has no number '{name}': the file is damaged.") from error
+
+
+def _percent(shares: Sequence[float]) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def _percent_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """Give an axis a log scale around these values that spans at least a factor of 20."""
+    known = [value for value in values if value > 0] or [100.0]
+    low, high = min(known) / 1.3, max(known) * 1.3
+    log_axis(axes, which, min(low, high / 20), high, "{:g}".format)
+
+
+def _marker(stages: Mapping[str, Records], stage: str) -> str:
+    return _MARKERS[list(stages).index(stage) % len(_MARKERS)]
