@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gatelens import GatelensError, Model
 from gatelens.gates import heads
-from gatelens.loading.checks import check_model
+from gatelens.loading._checks import check_model
 from gatelens.model.families import FAMILIES, NormKind
 from gatelens.sparse.in_model import make_sparse
 
 ADD_UP = "the outputs of its components do not add up to the residual stream"
-MLPS = "its MLPs do not read the stream as described"
-CUT = "its query, key and value projections are not cut into heads as described"
+MLPS = "its MLPs do not read the residual stream as described"
+CUT = "its query, key and value projections are not split into heads as described"
 NORM = "its norm is not of the kind described"
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch, family: str, row:
 def test_a_gate_that_scales_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "_mix", lambda gates, source: lambda z: z * (1 + 1e-6))
     with pytest.raises(
-        GatelensError, match="with all head gates at 1 its logits differ from plain Hugging Face's by up"
+        GatelensError, match="with all head gates at 1 its logits differ from those of plain Hugging Face by up"
     ):
         check_model(tiny("llama"))
 

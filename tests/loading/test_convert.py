@@ -166,7 +166,7 @@ def test_code_in_a_pickle_is_not_run(words: str, tmp_path: Path, monkeypatch: py
         ("plain.pth", lambda data, path: path.write_bytes(pickle.dumps(data, protocol=2))),
     ):
         write({"model": checkpoint(), "more": Evil()}, tmp_path / name)
-        with pytest.raises(GatelensError, match="could run code, are not read"):
+        with pytest.raises(GatelensError, match="They could run code, so they are not read"):
             convert_checkpoint(tmp_path / name, tmp_path / "out", tokenizer=words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.pth", "torch.pth"]
 
@@ -178,7 +178,7 @@ def _without(name: str) -> Any:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([1, 2], "no state dict"),
+        ([1, 2], "does not contain a state dict"),
         ({"model": {"a": 3}}, "a is a int"),
         ({"weight": torch.ones(2)}, "has no transformer"),
         (_without("transformer.h.1.ln_2.weight"), r"has no transformer\.h\.1\.ln_2\.weight"),
@@ -186,7 +186,7 @@ def _without(name: str) -> Any:
         ({k: v for k, v in checkpoint().items() if ".h.0." not in k}, "has no transformer.h.0"),
         ({**checkpoint(), "transformer.wte.weight": torch.ones(5)}, "two dimensions"),
         ({**checkpoint(), "transformer.h.0.mlp.c_proj.weight": torch.ones(3, 4)}, r"not \(4, 3\)"),
-        ({**checkpoint(), "transformer.wte.weight": torch.ones(60, WIDTH)}, "vocabulary of 60, and the tokenizer"),
+        ({**checkpoint(), "transformer.wte.weight": torch.ones(60, WIDTH)}, "vocabulary of 60, but the tokenizer"),
         ({"model": checkpoint(), "model_args": {"n_head": 7}}, "7 heads do not divide"),
         ({"model": checkpoint(), "model_args": {"n_head": -4}}, "-4 heads do not divide"),
     ],
@@ -216,8 +216,8 @@ def test_on_the_command_line(
     assert is_sparse(gatelens.load(tmp_path / "sparse").hf)
     for words_, message in (
         ([*asked, "--out", "sparse"], "sparse exists already"),
-        (["convert", "nowhere.pth", "--out", "new"], "no file nowhere.pth"),
-        ([*asked, "--out", "new", "--activation", "relu"], "no activation 'relu'"),
+        (["convert", "nowhere.pth", "--out", "new"], "there is no file nowhere.pth"),
+        ([*asked, "--out", "new", "--activation", "relu"], "there is no activation 'relu'"),
         (["convert", str(path), "--tokenizer", "./nowhere", "--out", "new"], "nowhere"),
     ):
         assert run(monkeypatch, *words_) == 2
@@ -249,7 +249,7 @@ def test_an_adapter_becomes_full_weights(
     for words_, message in (
         (["adapter", "--out", "full"], "full exists already"),
         (["adapter", "--out", "new", "--bias", "0.0"], "give --out alone"),
-        (["full", "--out", "new"], "no file full: give the path of a checkpoint (final.pth), or an adapter"),
+        (["full", "--out", "new"], "there is no file full: give the path of a checkpoint (final.pth), or an adapter"),
     ):
         assert run(monkeypatch, "convert", *words_) == 2
         assert message in capsys.readouterr().err

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gatelens
 from gatelens import GatelensError, Model
-from gatelens.loading.llama2c import is_llama2c, read_llama2c
+from gatelens.loading._llama2c import is_llama2c, read_llama2c
 
 SENTENCES = [
     "Once upon a time, there was a little girl named Lily.",
@@ -180,7 +180,7 @@ def test_the_file_itself_can_be_loaded_in_another_dtype(stories_folder: Path) ->
 
 @pytest.mark.parametrize("what", ["stories260K.bin", ""])
 def test_a_device_map_is_refused(stories_folder: Path, what: str) -> None:
-    with pytest.raises(GatelensError, match="goes to one device as a whole: give no device_map"):
+    with pytest.raises(GatelensError, match="is loaded to one device: give no device_map"):
         gatelens.load(stories_folder / what, device_map="auto")
 
 
@@ -194,7 +194,7 @@ def test_a_truncated_checkpoint_is_refused(stories_folder: Path, tmp_path: Path,
 
 def test_a_missing_tokenizer_is_asked_for(stories_folder: Path, tmp_path: Path) -> None:
     shutil.copy(stories_folder / "stories260K.bin", tmp_path)
-    with pytest.raises(GatelensError, match=r"needs its llama2\.c tokenizer, one file tok\*\.bin, beside it"):
+    with pytest.raises(GatelensError, match=r"needs its llama2\.c tokenizer, one file tok\*\.bin in the same folder"):
         gatelens.load(tmp_path)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from gatelens.runtime.files import read_tensors, replace_file, write_json, write_tensors
+from gatelens.runtime.files import read_tensors, replace_file, write_folder, write_json, write_tensors
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -47,3 +48,47 @@ def test_tensors_that_share_memory_or_lie_apart_in_it(tmp_path: Path) -> None:
     found = read_tensors(tmp_path / "a.safetensors")
     assert set(found) == set(tensors)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def writer(text: str) -> Callable[[Path], None]:
+    """Writes one file into a folder."""
+    return lambda folder: (folder / "file").write_text(text) and None
+
+
+class TestWriteFolder:
+    def test_the_folder_is_there_when_all_is_written(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "deep" / "mine", writer("all"))
+        assert (tmp_path / "deep" / "mine" / "file").read_text() == "all"
+        assert len(list((tmp_path / "deep").iterdir())) == 1
+
+    def test_nothing_stays_after_a_failure(self, tmp_path: Path) -> None:
+        def write(folder: Path) -> None:
+            (folder / "file").write_text("half")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(tmp_path / "mine", write)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_another_process_that_was_faster_wins(self, tmp_path: Path) -> None:
+        def write(folder: Path) -> None:
+            writer("second")(folder)
+            write_folder(tmp_path / "mine", writer("first"))
+
+        write_folder(tmp_path / "mine", write)
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+        assert (tmp_path / "mine" / "file").read_text() == "first"
+
+    def test_a_folder_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(OSError, match="file"):
+            write_folder(tmp_path / "file" / "mine", writer("all"))
+
+    @pytest.mark.parametrize("mask", [0o022, 0o077])
+    def test_its_mode_is_what_the_umask_gives(self, mask: int, tmp_path: Path) -> None:
+        before = os.umask(mask)
+        try:
+            write_folder(tmp_path / "mine", writer("all"))
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o777 & ~mask

@@ -89,7 +89,7 @@ def test_a_damaged_adapter(llama: Model, tmp_path: Path) -> None:
 
 def test_a_base_that_is_gone(llama: Model, tmp_path: Path) -> None:
     adapter(tmp_path, llama, base=str(tmp_path / "gone"))
-    with pytest.raises(GatelensError, match=r"cannot have its base: no folder or file .*gone"):
+    with pytest.raises(GatelensError, match=r"cannot open the base model of the adapter .*no folder or file .*gone"):
         gatelens.load(tmp_path)
 
 

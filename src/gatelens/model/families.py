@@ -4,7 +4,7 @@ A family is described by data: the attribute paths of the modules that gates act
 rewrites the model's own code; it registers hooks on the modules that are named here.
 
 To add a family, add an entry to `FAMILIES`. `gatelens.load` then checks on a few short forward passes that the entry
-is right (`gatelens.loading.checks`).
+is right (`gatelens.loading._checks`).
 """
 
 from __future__ import annotations

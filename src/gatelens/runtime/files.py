@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,30 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Create a folder that is either complete or absent.
+
+    If another process creates the folder at the same time, the first one wins.
+
+    Arguments:
+        path: the folder. It must not exist yet.
+        write: writes the contents into the temporary folder that it is given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    folder = temporary / path.name  # mkdtemp makes a folder that only its owner may read; this one is as usual
+    try:
+        folder.mkdir()
+        write(folder)
+        try:
+            folder.rename(path)
+        except OSError:
+            if not path.exists():  # otherwise another process was faster, and its folder has the same contents
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_half_written(folder: Path) -> None:

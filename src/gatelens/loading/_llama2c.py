@@ -1,8 +1,8 @@
 """Read a llama2.c checkpoint and its tokenizer as a Hugging Face Llama.
 
-The checkpoint is a header of seven int32 and float32 weights in a fixed order; the tokenizer a list of scored
-pieces. Rotary embeddings there turn neighbouring numbers, here the two halves of a head, so the rows of the query
-and key projections are put in that order.
+A checkpoint is a header of seven int32 numbers, followed by float32 weights in a fixed order. Its tokenizer is a list
+of pieces with scores. The rotary embedding of llama2.c rotates pairs of neighbouring numbers, that of Hugging Face
+pairs from the two halves of a head, so the rows of the query and key projections are reordered.
 """
 
 from __future__ import annotations
@@ -21,22 +21,29 @@ _HEADER = struct.Struct("<7i")
 
 
 def is_llama2c(path: Path) -> bool:
-    """Whether the file's header and size are those of a llama2.c checkpoint."""
+    """Whether a file begins with the header of a llama2.c checkpoint: seven sizes of a plausible magnitude."""
     try:
         with path.open("rb") as file:
-            head = file.read(_HEADER.size)
+            header = file.read(_HEADER.size)
     except OSError:
         return False
-    return len(head) == _HEADER.size and all(0 < abs(n) < 1 << 20 for n in _HEADER.unpack(head))
+    return len(header) == _HEADER.size and all(0 < abs(size) < 1 << 20 for size in _HEADER.unpack(header))
 
 
 def read_llama2c(path: Path) -> tuple[Any, Any]:
-    """The model and tokenizer of a checkpoint ``NAME.bin`` with its tokenizer ``tok*.bin`` beside it."""
+    """Read a model and its tokenizer.
+
+    Arguments:
+        path: the checkpoint. The tokenizer is the one file ``tok*.bin`` in the same folder.
+
+    Returns:
+        The Hugging Face model and tokenizer.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     data = path.read_bytes()
     dim, hidden, layers, heads, kv_heads, vocab, length = _HEADER.unpack_from(data)
-    tied, vocab = vocab > 0, abs(vocab)
+    tied, vocab = vocab > 0, abs(vocab)  # a negative vocabulary size says that the unembedding has its own weight
     config = LlamaConfig(
         hidden_size=dim,
         intermediate_size=hidden,
@@ -50,12 +57,13 @@ def read_llama2c(path: Path) -> tuple[Any, Any]:
         bos_token_id=1,
         eos_token_id=2,
     )
-    whole = (len(data) - _HEADER.size) // 4
-    weights = _Weights(path, np.frombuffer(data, dtype="<f4", count=whole, offset=_HEADER.size))
+    count = (len(data) - _HEADER.size) // 4
+    weights = _Weights(path, np.frombuffer(data, dtype="<f4", count=count, offset=_HEADER.size))
     kv_dim = kv_heads * (dim // heads)
     state: dict[str, Tensor] = {"model.embed_tokens.weight": weights.take(vocab, dim)}
-    # Each kind of weight stands there for all layers together, in this order.
-    for name, shape, turned_heads in (
+    # The file has each kind of weight for all layers together, in this order. The last number says how many heads to
+    # reorder for the rotary embedding.
+    for name, shape, rotary_heads in (
         ("input_layernorm", (dim,), 0),
         ("self_attn.q_proj", (dim, dim), heads),
         ("self_attn.k_proj", (kv_dim, dim), kv_heads),
@@ -67,10 +75,10 @@ def read_llama2c(path: Path) -> tuple[Any, Any]:
         ("mlp.up_proj", (hidden, dim), 0),
     ):
         for layer, weight in enumerate(weights.take(layers, *shape)):
-            turned = _halves(weight, turned_heads) if turned_heads else weight
-            state[f"model.layers.{layer}.{name}.weight"] = turned
+            reordered = _pairs_to_halves(weight, rotary_heads) if rotary_heads else weight
+            state[f"model.layers.{layer}.{name}.weight"] = reordered
     state["model.norm.weight"] = weights.take(dim)
-    weights.take(length, dim // heads)  # tables of sines and cosines, which Hugging Face computes itself
+    weights.take(length, dim // heads)  # tables of sines and cosines: Hugging Face computes them itself
     state["lm_head.weight"] = state["model.embed_tokens.weight"] if tied else weights.take(vocab, dim)
     hf = LlamaForCausalLM(config)
     hf.load_state_dict(state)
@@ -78,41 +86,44 @@ def read_llama2c(path: Path) -> tuple[Any, Any]:
 
 
 class _Weights:
-    """Float32 numbers, taken from the front."""
+    """The weights of a checkpoint, read in order."""
 
     def __init__(self, path: Path, numbers: Any) -> None:
-        self.path, self.numbers, self.at = path, numbers, 0
+        self.path, self.numbers, self.position = path, numbers, 0
 
     def take(self, *shape: int) -> Tensor:
-        end = self.at + int(np.prod(shape))
+        """The next tensor, of this shape."""
+        end = self.position + int(np.prod(shape))
         if end > len(self.numbers):
             raise GatelensError(
-                f"{self.path} ends too early for a llama2.c checkpoint of its header's size "
-                f"({len(self.numbers)} of at least {end} numbers): it is truncated; copy it again."
+                f"{self.path} is shorter than its llama2.c header says ({len(self.numbers)} of at least {end} "
+                "numbers): it is truncated; copy it again."
             )
-        part = torch.from_numpy(self.numbers[self.at : end].reshape(shape).copy())
-        self.at = end
-        return part
+        tensor = torch.from_numpy(self.numbers[self.position : end].reshape(shape).copy())
+        self.position = end
+        return tensor
 
 
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head from (pair, 2) order to (2, pair) order."""
+def _pairs_to_halves(weight: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head from (pair, 2) to (2, pair)."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def _tokenizer_path(path: Path) -> Path:
-    found = sorted(path.parent.glob("tok*.bin"))
-    if len(found) != 1:
+    files = sorted(path.parent.glob("tok*.bin"))
+    if len(files) != 1:
         raise GatelensError(
-            f"{path} needs its llama2.c tokenizer, one file tok*.bin, beside it; there are {len(found)}."
+            f"{path} needs its llama2.c tokenizer, one file tok*.bin in the same folder; there are {len(files)}."
         )
-    return found[0]
+    return files[0]
 
 
 def _read_tokenizer(path: Path, vocab: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
+    # llama2.c merges the two neighbouring pieces whose joined piece has the highest score, the leftmost first. As a BPE
+    # model this is a list of merges by falling score.
     pieces, scores = _read_pieces(path, vocab)
     ids = {piece: index for index, piece in enumerate(pieces)}
     merges = [
@@ -138,19 +149,19 @@ def _read_tokenizer(path: Path, vocab: int) -> Any:
 
 
 def _read_pieces(path: Path, vocab: int) -> tuple[list[str], list[float]]:
-    """The pieces with ``▁`` for a space, as Hugging Face writes them, and their scores."""
-    data, at = path.read_bytes(), 4  # the first number is the longest piece's length
+    """The pieces, with ``▁`` for a space as Hugging Face writes them, and their scores."""
+    data, position = path.read_bytes(), 4  # the first number is the length of the longest piece
     pieces, scores = ["<unk>", "<s>", "</s>"], [0.0, 0.0, 0.0]
     try:
         for index in range(vocab):
-            score, size = struct.unpack_from("<fi", data, at)
-            piece = data[at + 8 : at + 8 + size].decode()
-            at += 8 + size
-            if index > 2:
+            score, size = struct.unpack_from("<fi", data, position)
+            piece = data[position + 8 : position + 8 + size].decode()
+            position += 8 + size
+            if index > 2:  # the first three are special tokens, which Hugging Face writes differently
                 pieces.append(piece.replace(" ", "▁"))
                 scores.append(score)
     except (struct.error, UnicodeDecodeError) as error:
         raise GatelensError(
-            f"{path} is not a llama2.c tokenizer of {vocab} pieces: it is truncated or of another kind."
+            f"{path} is not a llama2.c tokenizer of {vocab} pieces: it is truncated or has another format."
         ) from error
     return pieces, scores
