@@ -1,7 +1,7 @@
-"""The report page over 8 runs of 50,000 edges: seconds to build it, and milliseconds until its slider has answered.
+"""The report page of 8 runs of 50,000 edges: the seconds to build it, and the milliseconds that its slider takes.
 
-``python -m bench.report``. These are the only numbers here that are no ratios: people wait in seconds. Processor time
-stands beside the time on the clock, which other work on the machine makes longer.
+``python -m bench.report``. These are the only benchmark numbers that are not ratios, because people wait in seconds.
+The processor time is given beside the elapsed time, which includes waiting for other work on the machine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ GRAPH = Graph(n_layers=26, n_heads=9, n_kv_heads=3)
 TASKS = ("ioi", "docstring", "greater-than", "ioi-long")
 WORDS = [" token"] * 20
 
-# Move the slider through its places, or stay at its last two; wait each time until the browser has painted.
+# Move the slider through its positions, or between the last two; wait after each move until the browser has painted.
 MOVE = """
-const [first, done] = arguments, slider = document.getElementById("circuit-kept"), found = [];
+const [first, done] = arguments, slider = document.getElementById("circuit-kept"), durations = [];
 const most = Number(slider.max), places = [];
 for (let place = first; place <= most; place += 6) places.push(place);
 if (first === most) for (let i = 0; i < 12; i++) places.push(most - (i % 2));
 function move() {
-  if (!places.length) return done(found);
+  if (!places.length) return done(durations);
   const start = performance.now();
   slider.value = places.shift();
   slider.dispatchEvent(new Event("input"));
-  requestAnimationFrame(() => setTimeout(() => { found.push(performance.now() - start); move(); }));
+  requestAnimationFrame(() => setTimeout(() => { durations.push(performance.now() - start); move(); }));
 }
 move();
 """
@@ -50,26 +50,26 @@ def main() -> None:
             common = {"task": task, "graph": graph, "tokens": WORDS, "needed": graph.n_edges // 20}
             circuit_run(folder / f"{task}-dense", **common, seed=i)
             circuit_run(folder / f"{task}-sparse", **common, model="sparse", sparse=True, seed=9 + i)
-        clock, processor = time.perf_counter(), time.process_time()
+        start, processor_start = time.perf_counter(), time.process_time()
         report = write_report([folder], folder / "report")
-        clock, processor = time.perf_counter() - clock, time.process_time() - processor
+        elapsed, processor = time.perf_counter() - start, time.process_time() - processor_start
         size = sum(path.stat().st_size for path in report.path.parent.rglob("*") if path.is_file()) / 1e6
         print(f"{len(report.runs)} runs of {graph.n_edges:,} edges, {report.figures} figures, {size:.1f} MB")
         say(Row("build the page, processor time", processor, "seconds", most=20))
-        say(Row("build the page, on the clock", clock, "seconds", most=20))
+        say(Row("build the page, elapsed time", elapsed, "seconds", most=20))
         for name, thread, painted in slider_times(report.path):
             say(Row(f"move the slider {name}, processor time of the page", thread, "milliseconds", most=100))
-            say(Row(f"move the slider {name}, on the clock until it is painted", painted, "milliseconds", most=100))
+            say(Row(f"move the slider {name}, elapsed time until it is painted", painted, "milliseconds", most=100))
     finally:
         shutil.rmtree(folder)
 
 
 def slider_times(page: Path) -> list[tuple[str, float, float]]:
-    """Mean milliseconds for a move: processor time, and until it is painted; none where there is no browser."""
+    """Mean milliseconds of a move: processor time, and elapsed time until it is painted. Empty without a browser."""
     from selenium import webdriver
 
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
-        print("slider: not measured, there is no chromium with its driver here")
+        print("slider: not measured, because chromium or chromedriver is not installed")
         return []
     options: Any = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
@@ -88,16 +88,16 @@ def slider_times(page: Path) -> list[tuple[str, float, float]]:
 
 
 def _measure(driver: Any, name: str, first: int) -> tuple[str, float, float]:
-    driver.execute_async_script(MOVE, first)  # once before: the first moves compile
+    driver.execute_async_script(MOVE, first)  # the first moves are slower, because the browser compiles the scripts
     before = _thread_seconds(driver)
     painted = driver.execute_async_script(MOVE, first)
     return name, 1000 * (_thread_seconds(driver) - before) / len(painted), statistics.mean(painted)
 
 
 def _thread_seconds(driver: Any) -> float:
-    """What the page's thread has worked so far: scripts, styles, layout and painting."""
-    found = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-    return next(float(one["value"]) for one in found if one["name"] == "TaskDuration")
+    """The processor time of the page so far: scripts, styles, layout and painting."""
+    metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration")
 
 
 if __name__ == "__main__":

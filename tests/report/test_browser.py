@@ -136,13 +136,13 @@ def test_the_slider_by_keyboard_draws_the_top_edges_on_both_sides(fresh: Page, r
             run = circuit(runs, name)
             top = run.top_edges(kept)
             live = sum(0 < join <= kept for join in joins(SMALL, run.top_edges(MOST_EDGES)))
-            told = fresh.texts("#circuit-sides .told")[side]
-            assert told.startswith(f"{live} of {kept} edges are on a path, of {SMALL.n_edges} in all.")
+            status = fresh.texts("#circuit-sides .status")[side]
+            assert status.startswith(f"{live} of {kept} edges are on a path, of {SMALL.n_edges} in all.")
             ends = {end for edge in top for end in _ends(edge)}
             assert fresh.drawn(side) == ends
             assert fresh.n_lines(side) == kept + len(links(SMALL, sorted(ends)))
     assert kept == SMALL.n_edges
-    assert "explain 1.00 of the effect" in told
+    assert "explain 1.00 of the effect" in status
 
 
 def _ends(edge: tuple[int, int]) -> tuple[str, str]:
@@ -164,7 +164,7 @@ def test_a_component_by_keyboard_shows_its_edges_on_both_sides(fresh: Page, runs
         ]
         cells = fresh.texts(f"{details} .tables > div:nth-child(2) td")
         shown = list(zip(cells[::2], map(float, cells[1::2]), strict=True))
-        assert [end.removesuffix(" (on no path)") for end, _ in shown] == [end for end, _ in outgoing][:12]
+        assert [end.removesuffix(" (not on a path)") for end, _ in shown] == [end for end, _ in outgoing][:12]
         assert [score for _, score in shown] == pytest.approx([score for _, score in outgoing][:12], rel=0.01)
 
 
@@ -207,9 +207,9 @@ def test_heads_and_open_edges_of_the_attention_viewer(fresh: Page, runs: Path) -
         buttons = fresh.driver.find_elements(By.CSS_SELECTOR, "#attention-tokens button")
         buttons[2].send_keys(Keys.ENTER)
         best = int(weights[2].argmax())
-        told = fresh.find("#attention-told").text
-        assert told.startswith("L2H1: ␣the attends to ")
-        assert f"{float(weights[2, best]):.3f}" in told.split(",")[0]
+        status = fresh.find("#attention-status").text
+        assert status.startswith("L2H1: ␣the attends to ")
+        assert f"{float(weights[2, best]):.3f}" in status.split(",")[0]
 
 
 def _heat(page: Page) -> torch.Tensor:
@@ -226,7 +226,7 @@ def test_head_roles_by_keyboard(fresh: Page, runs: Path) -> None:
     picker = fresh.find("#head-head")
     picker.send_keys("L1H3")
     roles = run.result.roles
-    shown = fresh.find("#head-told").text.removeprefix("L1H3: ").split(", ")
+    shown = fresh.find("#head-status").text.removeprefix("L1H3: ").split(", ")
     for text, kind in zip(shown, ("facilitation", "irrelevance", "interference"), strict=True):
         name, value = text.split()
         assert name == kind

@@ -1,21 +1,21 @@
-// Attention of one head to one prompt: a heat map, and the keys of a chosen query in the text itself.
+// The attention of one head on one prompt: a heat map, and the keys of a chosen query, shaded in the text.
 "use strict";
 
 (() => {
   const { data, find, make, fill, plain, token, colour, draw, scaled, onScheme } = window.gatelens;
   if (!data.attention.length) return;
 
-  const STEPS = 65535; // weights are whole numbers of this many steps
-  const TOLD = 5; // keys that are told of a query
+  const STEPS = 65535; // a weight is a whole number of 1/65535
+  const LISTED = 5; // keys of a query that are listed in words
   const [runs, prompts, heads, openOnly] = ["run", "prompt", "head", "open"].map((name) => find(`attention-${name}`));
   const plot = find("attention-plot");
   let query = 0;
 
   const view = () => data.attention[runs.value];
   const tokens = () => view().prompts[prompts.value].tokens;
-  const isRead = () => window.gatelens.patterns[runs.value] !== undefined;
+  const isLoaded = () => window.gatelens.patterns[runs.value] !== undefined;
 
-  // Choosing what is shown
+  // Choose what is shown
 
   function chooseRun() {
     const { prompts: all, layers, heads: across, sparse, best } = view();
@@ -25,23 +25,23 @@
     heads.value = before && before < layers * across ? before : best;
     openOnly.disabled = !sparse;
     openOnly.checked = sparse;
-    whenRead(runs.value, choosePrompt);
+    whenLoaded(runs.value, choosePrompt);
   }
 
   const shorten = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
 
-  // Patterns are scripts beside the page, read when they are first asked for: pages on disk may not fetch.
-  function whenRead(number, then) {
+  // Patterns are scripts next to the page and are loaded on first use, because a page on disk may not fetch data.
+  function whenLoaded(number, then) {
     if (window.gatelens.patterns[number]) return then();
     const script = make("script", { src: `data/attention-${number}.js` });
     script.addEventListener("load", () => number === runs.value && then());
-    script.addEventListener("error", () => { find("attention-told").textContent = `data/attention-${number}.js is missing.`; });
+    script.addEventListener("error", () => { find("attention-status").textContent = `data/attention-${number}.js is missing.`; });
     document.head.append(script);
     return undefined;
   }
 
   function choosePrompt() {
-    if (!isRead()) return;
+    if (!isLoaded()) return;
     query = tokens().length - 1;
     find("attention-tokens").replaceChildren(...tokens().map((text, i) => {
       const button = make("button", { type: "button" }, token(text));
@@ -51,7 +51,7 @@
     show();
   }
 
-  // Weights (query, key) of the chosen head, null where there is none or where it is not to be shown
+  // The weights (query, key) of the chosen head; null for keys after the query and for hidden edges
 
   function decode(text) {
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -71,10 +71,10 @@
     }));
   }
 
-  // Showing it
+  // Show it
 
   function show() {
-    if (!isRead()) return; // it is shown once it is
+    if (!isLoaded()) return; // it is called again when the patterns are loaded
     const words = tokens().map((text) => plain(token(text)));
     const z = weights();
     const places = words.map((_, i) => i);
@@ -98,22 +98,22 @@
     shade();
   }
 
-  // The keys of the chosen query: their weights as shades of the tokens, and the strongest in words.
+  // Shade the tokens by their weights as keys of the chosen query, and list the strongest keys in words.
   function shade() {
-    if (!isRead()) return;
+    if (!isLoaded()) return;
     const row = weights()[query];
     [...find("attention-tokens").children].forEach((button, i) => {
       button.setAttribute("aria-pressed", i === query);
       button.style.setProperty("--weight", ((row[i] ?? 0) * 0.75).toFixed(3));
       button.title = row[i] === null ? "" : row[i].toFixed(3);
     });
-    const best = row.map((weight, key) => [weight ?? -1, key]).filter(([weight]) => weight >= 0.001).sort((a, b) => b[0] - a[0]).slice(0, TOLD);
+    const best = row.map((weight, key) => [weight ?? -1, key]).filter(([weight]) => weight >= 0.001).sort((a, b) => b[0] - a[0]).slice(0, LISTED);
     const keys = best.flatMap(([weight, key], i) => [i ? ", " : "", make("code", {}, token(tokens()[key])), ` ${weight.toFixed(3)}`]);
-    find("attention-told").replaceChildren(
+    find("attention-status").replaceChildren(
       make("strong", {}, heads.selectedOptions[0].text), ": ", make("code", {}, token(tokens()[query])), " attends to ", ...(keys.length ? keys : ["nothing"]));
   }
 
-  fill(runs, data.attention.map((one) => one.label));
+  fill(runs, data.attention.map((run) => run.label));
   runs.addEventListener("change", chooseRun);
   prompts.addEventListener("change", choosePrompt);
   heads.addEventListener("change", show);

@@ -1,4 +1,4 @@
-// Circuit graphs: one or two models side by side, with one slider and one chosen component.
+// Circuit graphs: one or two models side by side, with one slider and one chosen component for both.
 "use strict";
 
 (() => {
@@ -6,16 +6,16 @@
   if (!data.circuits.length) return;
 
   const INPUTS = { q: { dash: "solid", shift: -0.007 }, k: { dash: "dash", shift: 0 }, v: { dash: "dot", shift: 0.007 }, "": { dash: "solid", shift: 0 } };
-  const WIDTHS = [1, 2.2, 4]; // by the score's share of the largest one
-  const SHAPES = [["KV", "circle", 7], ["H", "square", 10], ["M", "diamond", 11], ["", "square", 12]]; // of components by a part of their names
+  const WIDTHS = [1, 2.2, 4]; // line widths, by the score relative to the largest one
+  const SHAPES = [["KV", "circle", 7], ["H", "square", 10], ["M", "diamond", 11], ["", "square", 12]]; // symbol and size of a component, by a part of its name
   const LISTED = 12; // edges in a table
-  const LABELLED = 90; // components with their names beside them
+  const LABELLED = 90; // up to this many components have a label
   const controls = Object.fromEntries(["task", "left", "right", "component", "kept", "count"].map((name) => [name, find(`circuit-${name}`)]));
-  let sides = []; // {data, plot, told, details}
-  let steps = []; // numbers of edges that the slider can take
+  let sides = []; // {data, element, plot, status, details, ...}
+  let steps = []; // the numbers of edges that the slider can select
   let chosen = "";
 
-  // Choosing what is shown
+  // Choose what is shown
 
   function chooseTask() {
     const view = data.circuits[controls.task.value];
@@ -62,16 +62,16 @@
   function makeSide(side) {
     const plot = make("div", { className: "plot" });
     plot.setAttribute("role", "img");
-    const told = make("p", { className: "told" });
+    const status = make("p", { className: "status" });
     const details = make("div", { className: "details" });
     const heading = make("h3", {}, side.label);
-    const element = make("article", { className: "side" }, heading, told, plot, details);
+    const element = make("article", { className: "side" }, heading, status, plot, details);
     const layers = new Set(side.names.map((name) => name.match(/\d+/)?.[0])).size;
     const height = Math.min(1000, Math.max(420, 26 * layers + 120));
-    return { data: side, element, plot, told, details, height, most: Math.max(...side.score.map(Math.abs)) || 1, heard: false };
+    return { data: side, element, plot, status, details, height, most: Math.max(...side.score.map(Math.abs)) || 1, heard: false };
   }
 
-  // Showing it
+  // Show it
 
   function show() {
     const kept = steps[controls.kept.value];
@@ -91,8 +91,8 @@
     const { source, destination, input, score, links } = side.data;
     const { x, y } = side.data.places.find(({ most }) => kept <= most) ?? side.data.places.at(-1);
     const here = side.data.names.indexOf(chosen);
-    const paths = new Map(); // edges that look alike are one path: a thousand lines of their own would take too long
-    const used = new Set(); // components with an edge, those on a path first
+    const paths = new Map(); // edges with the same look are drawn as one path: a thousand separate lines would be too slow
+    const used = new Set(); // components with an edge; those on a path come first
     const dangling = new Set();
 
     function line(look, from, to, shift) {
@@ -135,7 +135,7 @@
     }
   }
 
-  // Components as traces, one for each shape, so that plotly need not style every point by itself.
+  // Components as traces, one for each symbol, so that plotly does not have to style every point separately.
   function nodes(side, places, { x, y }, here, height) {
     const { names } = side.data;
     const few = places.length <= LABELLED;
@@ -159,7 +159,7 @@
     return [...others, ...chosenOne.map((i) => trace([i], shape(i)[1], shape(i)[2] + 5, accent))];
   }
 
-  // Those of some places whose labels, taken in this order, overlap none before them.
+  // The places whose labels do not overlap an earlier label, in this order.
   function withRoom(places, box) {
     const taken = [];
     return new Set(places.filter((i) => {
@@ -176,7 +176,7 @@
     const live = joins.filter((join) => join > 0 && join <= asked).length;
     const at = curve.asked.findLastIndex((k) => k <= asked);
     const needed = count === null ? "not reached" : count.toLocaleString("en");
-    side.told.replaceChildren(
+    side.status.replaceChildren(
       make("strong", {}, `${live} of ${asked} edges are on a path`), `, of ${total.toLocaleString("en")} in all. `,
       `The top ${curve.asked[at].toLocaleString("en")} explain ${curve.effect[at].toFixed(2)} of the effect; ${Math.round(100 * threshold)} % needs ${needed}.`,
     );
@@ -197,13 +197,13 @@
     const end = (edge) => names[destination[edge]] + (input[edge] ? `.${input[edge]}` : "");
     const edges = Array.from({ length: Math.min(kept, score.length) }, (_, edge) => edge);
     if (here < 0) {
-      const text = chosen ? [make("p", { className: "note" }, `${chosen} has no edge among the first ${score.length} here.`)] : [];
-      side.details.replaceChildren(...text, table("Best edges", side, edges, (edge) => `${names[source[edge]]} → ${end(edge)}`, kept));
+      const text = chosen ? [make("p", { className: "note" }, `${chosen} has none of the first ${score.length} edges of this model.`)] : [];
+      side.details.replaceChildren(...text, table("Top edges", side, edges, (edge) => `${names[source[edge]]} → ${end(edge)}`, kept));
       return;
     }
     const inward = edges.filter((edge) => destination[edge] === here);
     const outward = edges.filter((edge) => source[edge] === here);
-    const total = scores[here] === null ? "" : `, score ${signed(scores[here])} (sum over all edges that leave it)`;
+    const total = scores[here] === null ? "" : `, score ${signed(scores[here])} (the sum over all edges that leave it)`;
     side.details.replaceChildren(
       make("h4", {}, chosen + total),
       make("div", { className: "tables" },
@@ -216,7 +216,7 @@
   function table(title, side, edges, name, kept) {
     const rows = edges.slice(0, LISTED).map((edge) => {
       const score = side.data.score[edge];
-      const text = name(edge) + (onPath(side.data, edge, kept) ? "" : " (on no path)");
+      const text = name(edge) + (onPath(side.data, edge, kept) ? "" : " (not on a path)");
       return make("tr", {}, make("td", {}, text), make("td", { className: `number ${score < 0 ? "hinders" : "helps"}` }, signed(score)));
     });
     const more = edges.length > LISTED ? `, the first ${LISTED} of ${edges.length}` : "";
@@ -227,7 +227,7 @@
   function looks(pairs) {
     if (!pairs.length) return [];
     const items = pairs.map(([query, key, weight]) => make("li", {}, make("code", {}, token(query)), " → ", make("code", {}, token(key)), ` ${weight.toFixed(2)}`));
-    return [make("h4", {}, "Looks from → at (first example, first token aside)"), make("ul", { className: "pairs" }, ...items)];
+    return [make("h4", {}, "Attends from → to (first example prompt, without the first token)"), make("ul", { className: "pairs" }, ...items)];
   }
 
   fill(controls.task, data.circuits.map((view) => view.title));

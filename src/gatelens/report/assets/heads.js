@@ -1,11 +1,11 @@
-// Head maps: a score for each layer and head, as heat maps; point at a cell, or choose a head in the list.
+// Head maps: heat maps of a score for each layer and head. Point at a cell, or choose a head in the list.
 "use strict";
 
 (() => {
   const { data, find, make, fill, colour, draw, heat, scaled, onScheme } = window.gatelens;
   if (!data.heads.length) return;
 
-  const [picker, heads, told] = ["head-map", "head-head", "head-told"].map(find);
+  const [picker, heads, status] = ["head-map", "head-head", "head-status"].map(find);
   const width = (map) => map.z[0].length;
 
   function chooseMap() {
@@ -51,12 +51,12 @@
     tell();
   }
 
-  // The scores of the chosen head, and a frame around it in every map.
+  // Show the scores of the chosen head, and draw a frame around it in every map.
   function tell() {
     const [layer, head] = heads.value.slice(1).split("H").map(Number);
     const { maps } = data.heads[picker.value];
     const values = maps.map((map) => `${map.name} ${map.z[layer]?.[head] === undefined ? "none" : Number(map.z[layer][head].toPrecision(3))}`);
-    told.replaceChildren(make("strong", {}, heads.value), `: ${values.join(", ")}`);
+    status.replaceChildren(make("strong", {}, heads.value), `: ${values.join(", ")}`);
     const frame = { type: "rect", x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5, line: { color: colour("ink"), width: 2 } };
     for (const plot of find("head-maps").querySelectorAll(".plot")) Plotly.relayout(plot, { shapes: [frame] });
   }
