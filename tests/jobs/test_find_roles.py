@@ -99,7 +99,9 @@ def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_fre
     long = json.dumps({"prompt": "Once upon a time. " * 300, "response": " Tom"})
     own.write_text("\n".join([*lines, long]))
     settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
-    with pytest.raises(GatelensError, match=r"1 of 6 lines are bad(.|\n)*line 6: \d+ tokens, and the model reads 512"):
+    with pytest.raises(
+        GatelensError, match=r"1 of 6 lines is bad(.|\n)*line 6: it has \d+ tokens, and the model can read 512"
+    ):
         find_roles(stories, str(own), settings, out=tmp_path / "run")
     own.write_text("\n".join([*lines, lines[0]]))
     find_roles(stories, str(own), settings, out=tmp_path / "run")

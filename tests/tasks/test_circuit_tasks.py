@@ -26,7 +26,7 @@ CHOICES = {
     "induction": [{"length": 4}, {"length": 12}],
 }
 
-# A vocabulary of 512 tokens splits most of the words that these need.
+# A vocabulary of 512 tokens splits most of the words that these tasks need.
 TOO_MANY_WORDS = ("ioi", "ioi-long", "docstring", "subject-verb", "colored-objects")
 
 
@@ -36,15 +36,15 @@ def make(name: str, tokenizer: Any, **settings: Any) -> CircuitTask:
     return made
 
 
-def rows(made: CircuitTask) -> list[tuple[list[int], list[int]]]:
-    """Clean and corrupt ids of each prompt, in the task's order."""
-    found = {
+def token_ids(made: CircuitTask) -> list[tuple[list[int], list[int]]]:
+    """Clean and corrupt token ids of each prompt, in the task's order."""
+    by_index = {
         i: (clean, corrupt)
         for bucket in made.buckets
         for i, clean, corrupt in zip(bucket.which.tolist(), bucket.clean.tolist(), bucket.corrupt.tolist(), strict=True)
     }
-    assert sorted(found) == list(range(len(made)))
-    return [found[i] for i in range(len(made))]
+    assert sorted(by_index) == list(range(len(made)))
+    return [by_index[i] for i in range(len(made))]
 
 
 @pytest.mark.parametrize("name", CIRCUITS)
@@ -59,11 +59,11 @@ def test_every_pair_is_aligned_and_every_answer_one_token(
     assert len(made) == len(made.pairs) == 8
     assert len({pair.clean for pair in made.pairs}) == 8
     for pair, (clean, corrupt), answers, wrong in zip(
-        made.pairs, rows(made), made.answer_ids.tolist(), made.wrong_ids.tolist(), strict=True
+        made.pairs, token_ids(made), made.answer_ids.tolist(), made.wrong_ids.tolist(), strict=True
     ):
         assert len(clean) == len(corrupt)
         assert clean != corrupt
-        if name == "induction":  # made of tokens, not of text
+        if name == "induction":  # drawn as tokens and not as text
             continue
         assert encode(tokenizer, [pair.clean, pair.corrupt]) == [clean, corrupt]
         for texts, ids in ((pair.answers, answers), (pair.wrong, wrong)):
@@ -142,7 +142,7 @@ def test_probability_difference_by_hand() -> None:
 
 
 @pytest.mark.parametrize("difference", ["logit", "probability"])
-def test_the_metric_takes_rows_and_low_precision_and_gradients(difference: str) -> None:
+def test_the_metric_takes_leading_axes_and_low_precision_and_gradients(difference: str) -> None:
     made = small_task(difference)
     logits = torch.randn(4, 3, 2, 5, requires_grad=True)
     metric = made.metric(logits, made.buckets[0])

@@ -1,4 +1,4 @@
-"""Greater-than on real ways to split a year, against brute force over strings."""
+"""Greater-than with real tokenizers, compared with brute force over strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = " ".join([TEMPLATE, *EVENTS, NUMBERS, "so"])
 
 @pytest.mark.parametrize("which", REAL)
 def test_above_and_not_above_agree_with_every_year_written_out(which: str) -> None:
-    """Write every end year after the prompt's own text and look at the very next token."""
+    """Write every end year after the text of the prompt, and look at the next token."""
     tokenizer = real(which)
     task = build(tokenizer, 24, seed=1)
     for pair, answers, wrong in zip(task.pairs, task.answer_ids.tolist(), task.wrong_ids.tolist(), strict=True):

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from gatelens.errors import GatelensError
-from gatelens.tasks._words import NAMES, OBJECTS, PLACES
+from gatelens.tasks import task
+from gatelens.tasks._words import NAMES
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.builtin import ioi, ioi_long
 from gatelens.tasks.tokens import encode
 
-from .conftest import LARGE, real
+from .conftest import LARGE, like_model, real
 
 ANY_NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")
 BUILDERS = {"ioi": ioi.build, "ioi-long": ioi_long.build}
@@ -27,7 +28,7 @@ def names(text: str) -> list[str]:
 
 def test_there_are_enough_templates_names_places_and_objects(tokenizer: Any) -> None:
     assert len(set(ioi.TEMPLATES)) >= 15
-    assert len(PLACES) == len(OBJECTS) == 8
+    assert len(ioi.PLACES) == len(ioi.OBJECTS) == 8
     assert len(ioi.single_tokens(tokenizer, NAMES, "names", least=100)) >= 100
 
 
@@ -60,9 +61,9 @@ def test_a_corruption_changes_the_names_it_says_and_nothing_else(build: Any, cor
             assert corrupt == [partner[name] for name in clean]
 
 
-def test_an_unknown_corruption_is_named(gpt2: Any) -> None:
-    with pytest.raises(GatelensError, match="no corruption 'noise': it is one of names, subject, exchange"):
-        ioi.build(gpt2, 4, 0, corruption="noise")
+def test_an_unknown_corruption_is_an_error(gpt2: Any) -> None:
+    with pytest.raises(GatelensError, match="no corruption 'noise': corruption is one of names, subject, exchange"):
+        task("ioi", like_model(gpt2), n=4, corruption="noise")
 
 
 @pytest.mark.parametrize("which", LARGE)
@@ -71,7 +72,7 @@ def test_long_stories_have_35_to_60_tokens(which: str) -> None:
     lengths = [len(ids) for ids in encode(tokenizer, [pair.clean for pair in ioi_long.build(tokenizer, 80, 0).pairs])]
     assert min(lengths) >= 35
     assert max(lengths) <= 60
-    assert len(set(lengths)) <= 10  # pieces are matched in length, so buckets are few
+    assert len(set(lengths)) <= 10  # the parts of a story have matching lengths, so there are few buckets
 
 
 def test_in_a_long_story_nobody_is_named_between() -> None:
@@ -82,6 +83,6 @@ def test_the_metric_is_the_logit_of_io_minus_that_of_s(gpt2: Any) -> None:
     made: CircuitTask = ioi.build(gpt2, 6, seed=0)
     for bucket in made.buckets:
         logits = torch.randn(len(bucket), 50257)
-        for row, i in enumerate(bucket.which.tolist()):
+        for place, i in enumerate(bucket.which.tolist()):
             io, s = (gpt2(text).input_ids[0] for text in (made.pairs[i].answers[0], made.pairs[i].wrong[0]))
-            assert made.metric(logits, bucket)[row] == logits[row, io] - logits[row, s]
+            assert made.metric(logits, bucket)[place] == logits[place, io] - logits[place, s]

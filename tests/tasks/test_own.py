@@ -1,4 +1,4 @@
-"""One's own task from a file of JSON lines."""
+"""A user's own task, from a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def test_a_response_task(file: Path, gpt2: Any) -> None:
 BAD = [
     ("{'clean'}", "not JSON"),
     ("[1]", "not a JSON object"),
-    ({k: v for k, v in GOOD.items() if k != "corrupt"}, "no key 'corrupt': a line has clean, corrupt, answer, wrong"),
+    (
+        {k: v for k, v in GOOD.items() if k != "corrupt"},
+        "no key 'corrupt': a line has the keys clean, corrupt",
+    ),
     ({k: v for k, v in GOOD.items() if k != "wrong"}, "no key 'wrong'"),
     ({**GOOD, "clean": 3}, "'clean' must be a string"),
     ({**GOOD, "clean": ""}, "'clean' must be a string that is not empty"),
@@ -60,15 +63,15 @@ BAD = [
     ({**GOOD, "wrong": [" sky", 5]}, "'wrong' must be a string or a list"),
     ({**GOOD, "corrupt": "The rhinoceros sat on the"}, "same number of tokens"),
     ({**GOOD, "corrupt": GOOD["clean"]}, "are the same"),
-    ({**GOOD, "answer": " mattress topper"}, "tokens, and one is needed"),
-    ({**GOOD, "answer": " sky"}, "the same token as a wrong one"),
+    ({**GOOD, "answer": " mattress topper"}, "tokens, but an answer must be one token"),
+    ({**GOOD, "answer": " sky"}, "the same token as a wrong answer"),
     ({**GOOD, "clean": "The cat inter", "corrupt": "The dog inter", "answer": "national"}, "changes the prompt's own"),
 ]
 
 
 @pytest.mark.parametrize(("line", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_bad_line_is_reported_with_its_number(line: Any, message: str, file: Path, gpt2: Any) -> None:
-    with pytest.raises(GatelensError, match=rf"1 of 3 lines are bad, so nothing was run(.|\n)*line 3: .*{message}"):
+    with pytest.raises(GatelensError, match=rf"1 of 3 lines is bad, so nothing was run(.|\n)*line 3: .*{message}"):
         task(write(file, GOOD, "", line, GOOD), like_model(gpt2))
 
 
@@ -85,12 +88,12 @@ def test_a_bad_response_line(line: Any, message: str, file: Path, gpt2: Any) -> 
         task(write(file, {"prompt": "a", "response": " b"}, line), like_model(gpt2))
 
 
-def test_bad_lines_can_be_left_out(file: Path, gpt2: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_skip_bad_leaves_out_bad_lines(file: Path, gpt2: Any, caplog: pytest.LogCaptureFixture) -> None:
     write(file, "nonsense", GOOD, {**GOOD, "corrupt": GOOD["clean"]}, {**GOOD, "answer": " rug"})
     with caplog.at_level(logging.WARNING):
         made = task(file, like_model(gpt2), skip_bad=True)
     assert [pair.answers for pair in made.pairs] == [(" mat",), (" rug",)]  # type: ignore[union-attr]
-    assert f"{file}: 2 of 4 lines are bad and were left out." in caplog.text
+    assert f"{file}: 2 of 4 lines are bad and left out." in caplog.text
     assert from_spec(made.spec(), like_model(gpt2)).fingerprint() == made.fingerprint()
 
 
@@ -101,25 +104,23 @@ def test_bad_lines_can_be_left_out(file: Path, gpt2: Any, caplog: pytest.LogCapt
         (GOOD, {**GOOD, "clean": "So the cat sat on the", "corrupt": "So the dog sat on the"}, 6),
     ],
 )
-def test_a_line_that_the_model_cannot_read_is_a_bad_one(
-    short: Any, long: Any, tokens: int, file: Path, gpt2: Any
-) -> None:
+def test_a_line_longer_than_the_context_is_bad(short: Any, long: Any, tokens: int, file: Path, gpt2: Any) -> None:
     model = like_model(gpt2)
     model.context = tokens - 1
     write(file, short, long, short)
-    with pytest.raises(GatelensError, match=f"line 2: {tokens} tokens, and the model reads {tokens - 1}"):
+    with pytest.raises(GatelensError, match=f"line 2: it has {tokens} tokens, and the model can read {tokens - 1}"):
         task(file, model)
     assert len(task(file, model, skip_bad=True)) == 2
     model.context = tokens
     assert len(task(file, model)) == 3
 
 
-def test_all_bad_lines_are_an_error_even_so(file: Path, gpt2: Any) -> None:
+def test_skip_bad_raises_if_all_lines_are_bad(file: Path, gpt2: Any) -> None:
     with pytest.raises(GatelensError, match=r"12 of 12 lines are bad(.|\n)*and 2 more"):
         task(write(file, *["x"] * 12), like_model(gpt2), skip_bad=True)
 
 
-def test_what_cannot_be_read(file: Path, gpt2: Any) -> None:
+def test_a_file_that_cannot_be_read(file: Path, gpt2: Any) -> None:
     with pytest.raises(GatelensError, match="cannot be read"):
         task(file, like_model(gpt2))
     file.write_bytes(b"\xff\xfe\xfa")

@@ -1,4 +1,4 @@
-"""Public sets in their published formats, from files and from a stand-in for the hub."""
+"""Public data sets in their published formats, from files and from a stand-in for the hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gatelens.tasks.base import ResponseTask
 from .conftest import SHARED, like_model
 
 DATA = SHARED / "data"
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public sets are not on this machine")
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public data sets are not on this machine")
 
 
 def read(name: str, tokenizer: Any, source: Path | str, **options: Any) -> ResponseTask:
@@ -37,7 +37,7 @@ def test_blimp(path: Path, gpt2: Any) -> None:
 
 
 @real_data
-def test_blimp_splits_where_the_sentences_part() -> None:
+def test_blimp_splits_where_the_sentences_differ() -> None:
     for record in readers.records(str(DATA / "blimp" / "anaphor_gender_agreement.jsonl"))[:200]:
         prompt, response = readers.blimp(record) or ("", "")
         assert prompt == record["one_prefix_prefix"]
@@ -80,7 +80,7 @@ def test_svamp(gpt2: Any) -> None:
         equation, answer = re.fullmatch(r" (.*) = (\S+)\. The answer is \2\.", example.response).groups()  # type: ignore[union-attr]
         assert re.fullmatch(r"[-+*/() .\d]+", equation)
         contradictions += eval(equation) != pytest.approx(float(answer), abs=1e-4)
-    assert contradictions == 1  # chal-680 is published so
+    assert contradictions == 1  # chal-680, which is published like this
 
 
 @real_data
@@ -107,16 +107,16 @@ def test_a_relation_without_a_known_instruction_needs_one(tmp_path: Path, gpt2: 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("math", '{"question": "1 + 1?"}', "not in the format of math problem"),
-        ("math", '{"question": "1 + 1?", "answer": "2"}', "not in the format of math problem"),
-        ("common-sense", '{"question": "?", "answerKey": "A"}', "not in the format of commonsense qa"),
-        ("syntax", "[1, 2]", "not in the format of blimp"),
-        ("syntax", "sentence_good", "not in the format of blimp"),
-        ("word-pairs", '[{"word": "hot"}]', "not in the format of word pair"),
+        ("math", '{"question": "1 + 1?"}', "does not have the format of GSM8K or SVAMP"),
+        ("math", '{"question": "1 + 1?", "answer": "2"}', "does not have the format of GSM8K or SVAMP"),
+        ("common-sense", '{"question": "?", "answerKey": "A"}', "does not have the format of CommonsenseQA"),
+        ("syntax", "[1, 2]", "does not have the format of BLiMP"),
+        ("syntax", "sentence_good", "does not have the format of BLiMP"),
+        ("word-pairs", '[{"word": "hot"}]', "does not have the format of function-vector pairs"),
         ("math", "", "0 usable items and 1 were asked for"),
     ],
 )
-def test_a_file_in_another_format_is_named(name: str, text: str, message: str, tmp_path: Path, gpt2: Any) -> None:
+def test_a_file_in_another_format_is_an_error(name: str, text: str, message: str, tmp_path: Path, gpt2: Any) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text(text)
     with pytest.raises(GatelensError, match=message):
@@ -129,40 +129,40 @@ def test_a_source_that_is_neither_file_nor_hub_id(source: str, gpt2: Any) -> Non
         read("math", gpt2, source, n=1)
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, found: Any) -> list[Any]:
-    """A `datasets` whose load_dataset gives this, or raises it; returns what it was asked for."""
+def stand_in(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[Any]:
+    """Install a `datasets` whose load_dataset returns or raises `result`. Return the list of its calls' arguments."""
     asked: list[Any] = []
 
     def load_dataset(*arguments: Any) -> Any:
         asked.append(arguments)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     return asked
 
 
 def test_the_hub_gives_a_split_and_the_hubs_own_format(monkeypatch: pytest.MonkeyPatch, gpt2: Any) -> None:
-    row = {"question": "Why?", "choices": {"label": list("ABCDE"), "text": list("vwxyz")}, "answerKey": "C"}
-    asked = stand_in(monkeypatch, {"train": [], "validation": [row], "test": [{**row, "answerKey": ""}]})
+    record = {"question": "Why?", "choices": {"label": list("ABCDE"), "text": list("vwxyz")}, "answerKey": "C"}
+    asked = stand_in(monkeypatch, {"train": [], "validation": [record], "test": [{**record, "answerKey": ""}]})
     made = read("common-sense", gpt2, "tau/commonsense_qa", n=1)
     assert made.examples[0].prompt == "Choose the right answer.\nQuestion: Why?\nA. v\nB. w\nC. x\nD. y\nE. z\nAnswer:"
     assert made.examples[0].response == " C"
     with pytest.raises(GatelensError, match="0 usable items"):
         read("common-sense", gpt2, "tau/commonsense_qa:default:test", n=1)
-    with pytest.raises(GatelensError, match="no split 'dev' in tau/commonsense_qa: it has train, validation, test"):
+    with pytest.raises(GatelensError, match="no split 'dev' in tau/commonsense_qa: its splits are train, val"):
         read("common-sense", gpt2, "tau/commonsense_qa:default:dev", n=1)
     assert asked == [("tau/commonsense_qa", None), *[("tau/commonsense_qa", "default")] * 2]
 
 
-def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, gpt2: Any) -> None:
+def test_a_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, gpt2: Any) -> None:
     stand_in(monkeypatch, ConnectionError("no route"))
     with pytest.raises(GatelensError, match=r"openai/gsm8k could not be read from the hub .*no route.*check the id"):
         read("math", gpt2, "openai/gsm8k:main", n=1)
 
 
-def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch, gpt2: Any) -> None:
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, gpt2: Any) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(GatelensError, match=r"pip install 'gatelens\[datasets\]'"):
         read("math", gpt2, "openai/gsm8k:main", n=1)

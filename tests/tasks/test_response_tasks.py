@@ -1,4 +1,4 @@
-"""Response tasks: what is in them, and which tokens count."""
+"""Response tasks: their prompts and responses, and which tokens are targets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, contrast, from_spec, task
-from gatelens.tasks._forms import ANTONYMS, CAPITALS, NOUNS, VERBS, past, plural, third_person
+from gatelens.tasks._words import NOUNS, VERBS, past, plural, third_person
 from gatelens.tasks.base import ResponseTask, response_task
-from gatelens.tasks.builtin import common_sense, syntax, word_problems
+from gatelens.tasks.builtin import common_sense, math, syntax
+from gatelens.tasks.builtin.word_pairs import ANTONYMS, CAPITALS
 from gatelens.tasks.draw import generator
 
 from .conftest import REAL, like_model, real
@@ -39,7 +40,7 @@ def make(name: str, tokenizer: Any, **settings: Any) -> ResponseTask:
 def test_batches_hold_every_token_once_and_mark_the_responses(
     name: str, which: str, seed: int, size: int, side: Any
 ) -> None:
-    """Against tokenising prompt and response by themselves."""
+    """Compare with the tokens of each prompt and response."""
     tokenizer = real(which)
     made = make(name, tokenizer, n=7, seed=seed)
     seen = []
@@ -88,16 +89,16 @@ def test_there_are_at_least_300_items(name: str, gpt2: Any) -> None:
     assert len({example.prompt for example in make(name, gpt2, n=310).examples}) == 310
 
 
-def test_batches_refuse_what_they_cannot_do(gpt2: Any) -> None:
+def test_a_bad_batch_size_or_side_is_an_error(gpt2: Any) -> None:
     made = make("math", gpt2, n=2)
-    with pytest.raises(GatelensError, match="size from 1"):
+    with pytest.raises(GatelensError, match="the size is 1 or more"):
         list(made.batches(0))
     with pytest.raises(GatelensError, match="'middle'"):
         list(made.batches(2, "middle"))  # type: ignore[arg-type]
 
 
 def test_a_response_that_changes_the_prompt_is_refused(gpt2: Any) -> None:
-    with pytest.raises(GatelensError, match=r"example 1 of mine .* changes the tokens of the prompt"):
+    with pytest.raises(GatelensError, match=r"example 1 of the task mine .* changes the tokens of the prompt"):
         response_task(gpt2, "mine", 0, [("a b", " c"), ("inter", "national")])
 
 
@@ -127,11 +128,15 @@ def test_syntax_shows_one_worked_example_that_is_not_the_query(kind: str, gpt2: 
 
 def test_questions_and_negations() -> None:
     random = generator("test", 0)
-    found = {syntax._sentence(random) for _ in range(4000)}
-    assert ("She drives a car.", "Does she drive a car?", "She does not drive a car.") in found
-    assert ("The boys caught the train.", "Did the boys catch the train?", "The boys did not catch the train.") in found
-    assert ("You can sing a song.", "Can you sing a song?", "You cannot sing a song.") in found
-    assert ("We study the map.", "Do we study the map?", "We do not study the map.") in found
+    drawn = {syntax._sentence(random) for _ in range(4000)}
+    assert ("She drives a car.", "Does she drive a car?", "She does not drive a car.") in drawn
+    assert (
+        "The boys caught the train.",
+        "Did the boys catch the train?",
+        "The boys did not catch the train.",
+    ) in drawn
+    assert ("You can sing a song.", "Can you sing a song?", "You cannot sing a song.") in drawn
+    assert ("We study the map.", "Do we study the map?", "We do not study the map.") in drawn
 
 
 def test_common_sense_has_300_questions_of_five_options() -> None:
@@ -155,7 +160,7 @@ def test_common_sense_marks_the_right_option_at_every_letter(gpt2: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers())
 def test_every_step_of_a_worked_solution_is_right(seed: int) -> None:
-    prompt, response = word_problems.draw_problem(generator("test", seed))
+    prompt, response = math.draw_problem(generator("test", seed))
     steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", response)
     assert steps
     known = set(re.findall(r"\d+", prompt))
@@ -171,10 +176,8 @@ def test_every_step_of_a_worked_solution_is_right(seed: int) -> None:
 
 def test_every_story_is_told() -> None:
     random = generator("test", 0)
-    told = {
-        re.sub(r"\d+|\b[A-Z]\w+\b|\b(she|he|her|his)\b", "", word_problems.draw_problem(random)[0]) for _ in range(800)
-    }
-    assert len(told) == len(word_problems.STORIES)
+    told = {re.sub(r"\d+|\b[A-Z]\w+\b|\b(she|he|her|his)\b", "", math.draw_problem(random)[0]) for _ in range(800)}
+    assert len(told) == len(math.STORIES)
 
 
 @pytest.mark.parametrize("pattern", ["aba", "abb"])
@@ -187,21 +190,21 @@ def test_patterns_are_what_they_say_and_of_single_tokens(pattern: str, tokenizer
             assert a != b
             assert c == (a if pattern == "aba" else b)
         assert len(example.response_ids) == 1
-        # The answer is the very token that stands before it in its line.
+        # The answer is a token of the same line.
         assert example.response_ids[0] in example.prompt_ids[-4:]
 
 
 def test_a_contrast_asks_the_same_in_two_ways(gpt2: Any) -> None:
     told, shown = contrast(like_model(gpt2), n=30, relation="country-capital", seed=2)
     assert len(told) == len(shown) == 30
-    for one, other in zip(told.examples, shown.examples, strict=True):
-        query = one.prompt.split("\n")[-1]
-        assert one.response == other.response == f" {CAPITALS[query.removesuffix(' ->')]}"
-        *shots, asked = other.prompt.split("\n")
+    for by_instruction, by_examples in zip(told.examples, shown.examples, strict=True):
+        query = by_instruction.prompt.split("\n")[-1]
+        assert by_instruction.response == by_examples.response == f" {CAPITALS[query.removesuffix(' ->')]}"
+        *shots, asked = by_examples.prompt.split("\n")
         assert asked == query
         assert len(shots) == 5
         assert not any(shot.startswith(query) for shot in shots)
-        assert one.prompt == f"Name the capital of the country.\n{query}"
+        assert by_instruction.prompt == f"Name the capital of the country.\n{query}"
 
 
 def test_padding_does_not_reach_the_prompts(gpt2: Any) -> None:

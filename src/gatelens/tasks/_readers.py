@@ -1,8 +1,8 @@
-"""Readers of public sets in their published formats, from a local file or from the Hugging Face hub.
+"""Readers of public data sets in their published formats, from a local file or from the Hugging Face hub.
 
-A `source` is a path (.json with a list, or .jsonl) or a hub id, with configuration and split after colons where they
-are needed: "nyu-mll/blimp:anaphor_gender_agreement", "openai/gsm8k:main:test". A reader turns one record into
-(prompt, response), or None where the record has no use as such.
+A `source` is a path (a .json file with a list, or a .jsonl file) or a hub id. A hub id can be followed by the
+configuration and the split, after colons: "nyu-mll/blimp:anaphor_gender_agreement", "openai/gsm8k:main:test". A reader
+turns one record into (prompt, response), or into None if the record cannot be used.
 """
 
 import json
@@ -18,34 +18,34 @@ Record = dict[str, Any]
 Reader = Callable[[Record], tuple[str, str] | None]
 
 LETTERS = "ABCDE"
-# Where a hub set has several splits and none is asked for; labels of test splits are often withheld.
+# The split to use if none is asked for. The validation split comes first because test splits often have no labels.
 SPLITS = ("validation", "test", "train")
 
 
 def from_source(random: Random, source: str, reader: Reader, n: int) -> list[tuple[str, str]]:
-    """n different (prompt, response) of the source, in random order."""
+    """Draw n different (prompt, response) pairs from the source, in random order."""
     return take(random, read(source, reader), n, source)
 
 
 def read(source: str, reader: Reader) -> list[tuple[str, str]]:
-    """All of the source that is of use; an error where it is in another format."""
+    """All records of the source that can be used. Raise an error if the source has another format."""
     try:
         return [item for record in records(source) if (item := reader(record)) is not None]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise GatelensError(
-            f"{source} is not in the format of {reader.__name__.replace('_', ' ')}: {error!r}."
+            f"{source} does not have the format of {FORMATS[reader]}: reading a record raised {error!r}."
         ) from error
 
 
 def take(random: Random, items: Sequence[Any], n: int, source: str) -> list[Any]:
-    """n different items in random order; an error if there are not so many."""
+    """Draw n different items in random order. Raise an error if there are fewer."""
     if n > len(items):
-        raise GatelensError(f"{source} has {len(items)} usable items and {n} were asked for: take a smaller n.")
+        raise GatelensError(f"{source} has {len(items)} usable items and {n} were asked for: choose a smaller n.")
     return random.sample(items, len(items))[:n]
 
 
 def records(source: str) -> list[Record]:
-    """All records of a local file or hub set."""
+    """All records of a local file or of a data set on the hub."""
     path = Path(source)
     if path.is_file():
         text = path.read_text(encoding="utf-8")
@@ -53,7 +53,9 @@ def records(source: str) -> list[Record]:
             return list(json.loads(text))
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     if path.suffix or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}", source):
-        raise GatelensError(f"no file {source}: give a .json or .jsonl file, or a hub id such as openai/gsm8k:main.")
+        raise GatelensError(
+            f"no file {source}: give an existing .json or .jsonl file, or a hub id such as openai/gsm8k:main."
+        )
     return _from_hub(*source.split(":"))
 
 
@@ -62,25 +64,25 @@ def _from_hub(name: str, config: str | None = None, split: str | None = None) ->
         import datasets
     except ImportError as error:
         raise GatelensError(
-            f"reading {name} from the hub needs the package datasets: pip install 'gatelens[datasets]'."
+            f"reading {name} from the hub needs the package `datasets`: pip install 'gatelens[datasets]'."
         ) from error
     try:
-        found = datasets.load_dataset(name, config)
-    except Exception as error:  # network, unknown id or configuration: the library has many kinds
+        splits = datasets.load_dataset(name, config)
+    except Exception as error:  # the library raises many types for the network, an unknown id or configuration
         raise GatelensError(
-            f"{name} could not be read from the hub ({type(error).__name__}: {error}): check the id and the "
-            f"network, or download the set and give the file."
+            f"{name} could not be read from the hub ({type(error).__name__}: {error}): check the id and the network, "
+            f"or download the data set and give the path of the file."
         ) from error
-    split = split or next((split for split in SPLITS if split in found), None)
-    if split not in found:
-        raise GatelensError(f"no split {split!r} in {name}: it has {', '.join(found)}.")
-    return [dict(record) for record in found[split]]
+    split = split or next((split for split in SPLITS if split in splits), None)
+    if split not in splits:
+        raise GatelensError(f"no split {split!r} in {name}: its splits are {', '.join(splits)}.")
+    return [dict(record) for record in splits[split]]
 
 
 def blimp(record: Record) -> tuple[str, str] | None:
-    """BLiMP: the words that the good and the bad sentence share at the start -> the rest of the good one.
+    """BLiMP: the first words, which the good and the bad sentence share -> the rest of the good sentence.
 
-    None where they differ from the first word on.
+    None if the two sentences differ in their first word.
     """
     good, bad = record["sentence_good"].split(), record["sentence_bad"].split()
     shared = next((i for i, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), min(len(good), len(bad)))
@@ -90,30 +92,30 @@ def blimp(record: Record) -> tuple[str, str] | None:
 
 
 def commonsense_qa(record: Record) -> tuple[str, str] | None:
-    """CommonsenseQA, as published (nested question) or as on the hub (lists of labels and texts).
+    """CommonsenseQA: as published (a nested question) or as on the hub (lists of labels and texts).
 
-    None where the answer is withheld, as in the test split.
+    None if the record has no answer, as in the test split.
     """
     if not record["answerKey"]:
         return None
     if isinstance(record["question"], dict):
         question, choices = record["question"]["stem"], record["question"]["choices"]
-        labels, options = [c["label"] for c in choices], [c["text"] for c in choices]
+        labels, options = [choice["label"] for choice in choices], [choice["text"] for choice in choices]
     else:
         question, labels, options = record["question"], record["choices"]["label"], record["choices"]["text"]
     return multiple_choice(question, options, labels.index(record["answerKey"]))
 
 
 def math_problem(record: Record) -> tuple[str, str]:
-    """GSM8K (question, answer with a line of #### at its end) or SVAMP (Body, Question, Equation, Answer).
+    """GSM8K (question, and answer with #### before the result) or SVAMP (Body, Question, Equation, Answer).
 
-    Solutions are taken as published; in one of SVAMP's 1,000, chal-680, the equation does not give the answer.
+    Solutions are used as published. In one record of SVAMP, chal-680, the equation does not give the answer.
     """
     return _svamp(record) if "Body" in record else _gsm8k(record)
 
 
 def _gsm8k(record: Record) -> tuple[str, str]:
-    # The published solutions carry notes for a calculator, <<16-3-4=9>>, which are no part of the text.
+    # The published solutions contain notes for a calculator, <<16-3-4=9>>, which are not part of the text.
     solution, answer = re.sub(r"<<.*?>>", "", record["answer"]).split("####")
     return word_problem(record["question"], solution.strip(), answer.strip())
 
@@ -128,7 +130,7 @@ def _svamp(record: Record) -> tuple[str, str]:
 
 
 def multiple_choice(question: str, options: Sequence[str], right: int) -> tuple[str, str]:
-    """A question with lettered options -> the letter of the right one."""
+    """A question with lettered options -> the letter of the right option."""
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=True)]
     return "\n".join(["Choose the right answer.", f"Question: {question}", *lines, "Answer:"]), f" {LETTERS[right]}"
 
@@ -139,5 +141,13 @@ def word_problem(problem: str, solution: str, answer: object) -> tuple[str, str]
 
 
 def word_pair(record: Record) -> tuple[str, str]:
-    """Function-vector pairs (Todd et al., arXiv 2310.15213): an input word and its output word."""
+    """Function-vector pairs: an input word -> its output word."""
     return str(record["input"]), str(record["output"])
+
+
+FORMATS: dict[Reader, str] = {
+    blimp: "BLiMP",
+    commonsense_qa: "CommonsenseQA",
+    math_problem: "GSM8K or SVAMP",
+    word_pair: "function-vector pairs",
+}

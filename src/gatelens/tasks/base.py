@@ -1,4 +1,4 @@
-"""What a task is: prompt pairs with a metric (circuit tasks), or prompts with a target response (response tasks)."""
+"""The two kinds of task: prompt pairs with a metric (circuit tasks), and prompts with responses (response tasks)."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ __all__ = ["Bucket", "CircuitTask", "Example", "Pair", "ResponseBatch", "Respons
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """The prompts of one token length, so that no padding is needed."""
+    """Prompts that have the same number of tokens, so that no padding is needed."""
 
     clean: Tensor  # (prompt, position) int64, on the CPU
     corrupt: Tensor  # (prompt, position), aligned with `clean` position by position
@@ -30,14 +30,14 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class CircuitTask:
-    """Aligned clean and corrupt prompts, and a metric at the last position that tells right answers from wrong."""
+    """Aligned clean and corrupt prompts, and a metric that compares right and wrong answers at the last position."""
 
     name: str
     seed: int
     pairs: list[Pair]
     buckets: list[Bucket]
-    answer_ids: Tensor  # (prompt, answer) int64, -1 where a prompt has fewer answers
-    wrong_ids: Tensor  # (prompt, wrong)
+    answer_ids: Tensor  # (prompt, answer) int64, -1 where a prompt has fewer right answers
+    wrong_ids: Tensor  # (prompt, wrong answer) int64, -1 where a prompt has fewer wrong answers
     difference: Difference = "logit"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -45,23 +45,30 @@ class CircuitTask:
         return len(self.pairs)
 
     def metric(self, logits: Tensor, bucket: Bucket) -> Tensor:
-        """How clearly the answers win: logits (..., prompt, vocab) at the last position -> (..., prompt) float32.
+        """How clearly the model prefers the right answers. It is differentiable.
 
-        Differentiable; large is right, zero is undecided. A difference of logits or of probabilities, see `difference`.
+        Above zero the right answers win, below zero the wrong answers. It is a difference of logits, or of
+        probabilities between -1 and 1; `difference` says which.
+
+        Arguments:
+            logits: (..., prompt, vocab) at the last position, for the prompts of `bucket`.
+
+        Returns:
+            (..., prompt) float32.
         """
         answers, wrong = (ids[bucket.which].to(logits.device) for ids in (self.answer_ids, self.wrong_ids))
         return METRICS[self.difference](logits, answers, wrong)
 
     def correct(self, logits: Tensor, bucket: Bucket) -> Tensor:
-        """Whether the answers win: same shapes as `metric`, bool."""
+        """Whether the right answers win: bool, with the shapes of `metric`."""
         return self.metric(logits, bucket) > 0
 
     def spec(self) -> dict[str, Any]:
-        """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` makes the same task again."""
+        """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` builds the same task again."""
         return _spec(self.name, len(self), self.seed, self.options)
 
     def fingerprint(self) -> str:
-        """sha256 over all token ids of prompts and answers and the metric's name: equal means the same task."""
+        """The sha256 of the token ids of all prompts and answers and of the metric: equal for equal tasks."""
         buckets = [[bucket.which.tolist(), bucket.clean.tolist(), bucket.corrupt.tolist()] for bucket in self.buckets]
         return _sha256([buckets, self.answer_ids.tolist(), self.wrong_ids.tolist(), self.difference])
 
@@ -74,42 +81,48 @@ def circuit_task(
     difference: Difference = "logit",
     **options: Any,
 ) -> CircuitTask:
-    """The task of these pairs for this tokenizer; an error names the first pair that does not fit it."""
-    rows, problems = tokenise(tokenizer, pairs)
+    """Tokenise prompt pairs into a task. An error names the first pair that does not fit the tokenizer.
+
+    Arguments:
+        name, seed, options: what `spec` has to say for the task to be built again.
+        difference: the metric, a difference of logits or of probabilities.
+    """
+    tokens, problems = tokenise(tokenizer, pairs)
     for i in sorted(problems):
-        raise GatelensError(f"prompt {i} of {name} does not fit this tokenizer: {problems[i]}.")
-    return from_tokens(name, seed, pairs, [row for row in rows if row is not None], difference, **options)
+        raise GatelensError(f"prompt {i} of the task {name} does not fit this tokenizer: {problems[i]}.")
+    return from_tokens(name, seed, pairs, [pair for pair in tokens if pair is not None], difference, **options)
 
 
 def from_tokens(
     name: str,
     seed: int,
     pairs: Sequence[Pair],
-    rows: Sequence[PairTokens],
+    tokens: Sequence[PairTokens],
     difference: Difference = "logit",
     **options: Any,
 ) -> CircuitTask:
-    """The task of pairs whose tokens are known already: `rows` belong to `pairs`, one by one."""
+    """Build a task from pairs that are tokenised already: `tokens[i]` belongs to `pairs[i]`."""
     lengths: dict[int, list[int]] = {}
-    for i, row in enumerate(rows):
-        lengths.setdefault(len(row.clean), []).append(i)
+    for i, pair in enumerate(tokens):
+        lengths.setdefault(len(pair.clean), []).append(i)
     buckets = [
         Bucket(
-            torch.tensor([rows[i].clean for i in which]),
-            torch.tensor([rows[i].corrupt for i in which]),
+            torch.tensor([tokens[i].clean for i in which]),
+            torch.tensor([tokens[i].corrupt for i in which]),
             torch.tensor(which),
         )
         for _, which in sorted(lengths.items())
     ]
-    answer_ids, wrong_ids = (_fill_up([getattr(row, key) for row in rows]) for key in ("answers", "wrong"))
+    answer_ids, wrong_ids = (_pad_ids([getattr(pair, key) for pair in tokens]) for key in ("answers", "wrong"))
     return CircuitTask(name, seed, list(pairs), buckets, answer_ids, wrong_ids, difference, options)
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt with its target response; the response begins with its leading space if it has one.
+    """A prompt with its target response, which begins with its leading space if it has one.
 
-    also: tokens that are as right as a response of one token. Its log-probability is then that of any of them.
+    If the response is one token, `also` can hold further tokens that are right too. The log-probability of the response
+    is then that of any of these tokens.
     """
 
     prompt: str
@@ -124,31 +137,31 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class ResponseBatch:
-    """Some examples, padded to the longest of them."""
+    """Some examples of a task, padded to the length of the longest."""
 
     tokens: Tensor  # (example, position) int64, on the CPU
     mask: Tensor  # (example, position) int64 attention mask: 0 at padding
-    targets: Tensor  # (example, position) bool: the token AT this position is the response's (its logit is one before)
+    targets: Tensor  # (example, position) bool: True at response tokens; the logits one position earlier predict them
     which: Tensor  # (example,) index of each example in the task's `examples`
-    also: Tensor  # (example, choice) tokens as right as the response's only one, -1 where there are fewer
+    also: Tensor  # (example, choice) further right tokens of a response of one token, -1 where there are fewer
 
     def parts(self, tokens: int) -> list["ResponseBatch"]:
-        """The same examples with less padding: those of like lengths together, about so many tokens in each part."""
+        """Split the batch into parts with less padding: examples of similar length, about `tokens` tokens in each."""
         order = self.mask.sum(1).argsort(stable=True)
         size = -(-tokens // self.tokens.shape[1])
-        return [self._part(some) for some in order.split(max(1, size))]
+        return [self._part(indices) for indices in order.split(max(1, size))]
 
-    def _part(self, some: Tensor) -> "ResponseBatch":
-        """Some of the examples, without the padding that all of these have."""
-        real = self.mask[some].any(0).nonzero()
-        cut = slice(int(real[0]), int(real[-1]) + 1)
-        tokens, mask, targets = (x[some, cut] for x in (self.tokens, self.mask, self.targets))
-        return ResponseBatch(tokens, mask, targets, self.which[some], self.also[some])
+    def _part(self, indices: Tensor) -> "ResponseBatch":
+        """The examples with these indices, without the positions at which all of them are padded."""
+        used = self.mask[indices].any(0).nonzero()
+        cut = slice(int(used[0]), int(used[-1]) + 1)
+        tokens, mask, targets = (x[indices, cut] for x in (self.tokens, self.mask, self.targets))
+        return ResponseBatch(tokens, mask, targets, self.which[indices], self.also[indices])
 
 
 @dataclass(frozen=True, eq=False)
 class ResponseTask:
-    """Prompts with target responses; what counts is the log-probability of the response's tokens."""
+    """Prompts with target responses. The measure is the log-probability of the response tokens only."""
 
     name: str
     seed: int
@@ -160,72 +173,79 @@ class ResponseTask:
         return len(self.examples)
 
     def batches(self, size: int, side: Literal["right", "left"] = "right") -> Iterator[ResponseBatch]:
-        """All examples, the shortest first so that little is padded, `size` at a time, padded at this side."""
+        """Yield all examples, `size` at a time, padded at this side, the shortest first to save padding."""
         if size < 1 or side not in ("right", "left"):
-            raise GatelensError(f"batches take a size from 1 and a side 'right' or 'left', not {size} and {side!r}.")
+            raise GatelensError(
+                f"no batches of size {size} and side {side!r}: the size is 1 or more and the side is 'right' or 'left'."
+            )
         order = sorted(range(len(self)), key=lambda i: len(self.examples[i]))
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size], side)
 
     def batch(self, which: Sequence[int], side: Literal["right", "left"] = "right") -> ResponseBatch:
-        """The examples of these numbers, padded at this side."""
+        """The examples with these indices, padded at this side."""
         longest = max(len(self.examples[i]) for i in which)
         tokens = torch.full((len(which), longest), self.pad_id)
         mask = torch.zeros(len(which), longest, dtype=torch.int64)
         targets = torch.zeros(len(which), longest, dtype=torch.bool)
-        for row, i in enumerate(which):
+        for place, i in enumerate(which):
             example = self.examples[i]
             start = 0 if side == "right" else longest - len(example)
             end = start + len(example)
-            tokens[row, start:end] = torch.tensor(example.prompt_ids + example.response_ids)
-            mask[row, start:end] = 1
-            targets[row, start + len(example.prompt_ids) : end] = True
-        also = _fill_up([list(self.examples[i].also) for i in which])
+            tokens[place, start:end] = torch.tensor(example.prompt_ids + example.response_ids)
+            mask[place, start:end] = 1
+            targets[place, start + len(example.prompt_ids) : end] = True
+        also = _pad_ids([list(self.examples[i].also) for i in which])
         return ResponseBatch(tokens, mask, targets, torch.tensor(which), also)
 
     def spec(self) -> dict[str, Any]:
-        """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` makes the same task again."""
+        """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` builds the same task again."""
         return _spec(self.name, len(self), self.seed, self.options)
 
     def fingerprint(self) -> str:
-        """sha256 over the token ids of all prompts and responses: equal means the same task."""
-        rows = ([x.prompt_ids, x.response_ids, *([x.also] if x.also else [])] for x in self.examples)
-        return _sha256(list(rows))
+        """The sha256 of the token ids of all prompts and responses: equal for equal tasks."""
+        return _sha256([[x.prompt_ids, x.response_ids, *([x.also] if x.also else [])] for x in self.examples])
 
 
 def response_task(
     tokenizer: Tokenizer, name: str, seed: int, items: Sequence[tuple[str, str]], **options: Any
 ) -> ResponseTask:
-    """The task of these (prompt, response) texts; an error names the first that does not fit the tokenizer."""
-    rows, problems = examples(tokenizer, items)
+    """Tokenise (prompt, response) texts into a task. An error names the first that does not fit the tokenizer."""
+    tokenised, problems = examples(tokenizer, items)
     for i in sorted(problems):
-        raise GatelensError(f"example {i} of {name} does not fit this tokenizer: {problems[i]}.")
-    return ResponseTask(name, seed, [row for row in rows if row is not None], tokenizer.pad_token_id or 0, options)
+        raise GatelensError(f"example {i} of the task {name} does not fit this tokenizer: {problems[i]}.")
+    fitting = [example for example in tokenised if example is not None]
+    return ResponseTask(name, seed, fitting, tokenizer.pad_token_id or 0, options)
 
 
 def examples(tokenizer: Tokenizer, items: Sequence[tuple[str, str]]) -> tuple[list[Example | None], dict[int, str]]:
-    """Each (prompt, response) with its tokens, and what is wrong with those that have none (index -> one sentence)."""
+    """Tokenise and check (prompt, response) texts.
+
+    Returns:
+        The example of each item, or None if the item does not fit the tokenizer; and for each such item, index -> what
+        is wrong with it.
+    """
     prompts = [prompt for prompt, _ in items]
     prompt_ids = encode(tokenizer, prompts)
     response_ids = continuations(tokenizer, prompts, prompt_ids, [response for _, response in items])
-    rows: list[Example | None] = []
+    tokenised: list[Example | None] = []
     problems: dict[int, str] = {}
     for i, ((prompt, response), before, after) in enumerate(zip(items, prompt_ids, response_ids, strict=True)):
         if before and after:
-            rows.append(Example(prompt, response, tuple(before), tuple(after)))
+            tokenised.append(Example(prompt, response, tuple(before), tuple(after)))
             continue
-        rows.append(None)
+        tokenised.append(None)
         if after is None:
-            problems[i] = f"{response[:40]!r} changes the tokens of the prompt {prompt[-40:]!r} it follows"
+            problems[i] = f"the response {response[:40]!r} changes the tokens of the prompt {prompt[-40:]!r}"
         else:
             problems[i] = "the prompt is empty" if not before else f"the response to {prompt[-40:]!r} is empty"
-    return rows, problems
+    return tokenised, problems
 
 
-def _fill_up(rows: list[list[int]]) -> Tensor:
-    """Rows of different lengths as one int64 tensor, -1 at the end of the shorter ones."""
-    longest = max((len(row) for row in rows), default=0)
-    return torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
+def _pad_ids(ids: list[list[int]]) -> Tensor:
+    """Lists of different lengths as one int64 tensor, with -1 at the end of the shorter ones."""
+    longest = max(map(len, ids), default=0)
+    return torch.tensor([numbers + [-1] * (longest - len(numbers)) for numbers in ids], dtype=torch.int64)
 
 
 def _spec(name: str, n: int, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a user sees of tasks before running anything: the list, and how well a model does on one of them."""
+"""What a user sees of tasks before running anything else: the list of tasks, and how well a model does on one task."""
 
 import math
 from collections import Counter
@@ -12,18 +12,33 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from gatelens.tasks import TASKS
+from gatelens.tasks import TASKS, Entry
 from gatelens.tasks.base import CircuitTask, ResponseTask
 
-# Below these shares the model hardly has the behaviour: of prompts answered correctly, and of response tokens that are
-# the model's first choice.
-LEVEL = 0.7
-TOKEN_LEVEL = 0.5
-ROWS = 16  # prompts in one forward
+# A model has a behaviour if it answers this share of the prompts correctly, or if its first choice is right for this
+# share of the response tokens.
+ENOUGH_PROMPTS = 0.7
+ENOUGH_TOKENS = 0.5
+BATCH_SIZE = 16
+
+CIRCUIT_NOTE = {
+    "logit": "The score is the logit difference: the largest logit of the right answers minus the largest logit of the "
+    "wrong answers.",
+    "probability": "The score is the probability difference: the total probability of the right answers minus that of "
+    "the wrong answers.",
+}
+RIGHT_NOTE = (
+    "A prompt is right if its score is above zero. Only these answers are compared, so the model's top token may be "
+    "another word."
+)
+RESPONSE_NOTE = (
+    "The model reads the prompt and the response, and its first choice for each response token is shown. A response is "
+    "right if all of them are. The score is the log-probability of the response in nats."
+)
 
 
 class Runnable(Protocol):
-    """A model as `gatelens.load` gives it."""
+    """A model that `gatelens.load` returns."""
 
     @property
     def name(self) -> str: ...
@@ -35,29 +50,34 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class Shown:
-    """One prompt as shown: its text, the right answer, and what the model would say."""
+    """A prompt as it is shown: its text, its answers, and what the model predicts."""
 
     prompt: str
-    answer: str
-    says: str
+    answers: str
+    predicted: str
     right: bool
     score: float  # the metric on the clean prompt, or the log-probability of the response
 
 
 @dataclass(frozen=True)
 class Preview:
-    """How a model does on a task: figures over all its prompts, and the first few of them."""
+    """How well a model does on a task: figures over all prompts, and the first few prompts."""
 
     task: str
     model: str
     n: int
-    figures: dict[str, float]  # what is measured -> its value
+    figures: dict[str, float]  # the name of a figure -> its value
     shown: list[Shown]
+    note: str  # how to read the scores
     warning: str | None
 
 
 def preview(model: Runnable, task: CircuitTask | ResponseTask, show: int = 10) -> Preview:
-    """Run the model on all prompts of the task, plainly, and sum up."""
+    """Run the unchanged model on all prompts of the task, and summarise.
+
+    Arguments:
+        show: the number of prompts that are shown.
+    """
     with torch.no_grad():
         return _circuit(model, task, show) if isinstance(task, CircuitTask) else _response(model, task, show)
 
@@ -65,141 +85,177 @@ def preview(model: Runnable, task: CircuitTask | ResponseTask, show: int = 10) -
 def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:
     clean, corrupt = torch.zeros(len(task)), torch.zeros(len(task))
     right = torch.zeros(len(task), dtype=torch.bool)
-    says: dict[int, str] = {}
+    predicted: dict[int, str] = {}
     for bucket in task.buckets:
         logits = _last_logits(model, bucket.clean)
         clean[bucket.which] = task.metric(logits, bucket)
         right[bucket.which] = task.correct(logits, bucket)
         corrupt[bucket.which] = task.metric(_last_logits(model, bucket.corrupt), bucket)
-        for i, row in zip(bucket.which.tolist(), logits, strict=True):
+        for i, prompt_logits in zip(bucket.which.tolist(), logits, strict=True):
             if i < show:
-                says[i] = _top(model.tokenizer, row)
+                predicted[i] = _top(model.tokenizer, prompt_logits)
     share = right.float().mean().item()
     shown = [
-        Shown(pair.clean, _several(pair.answers), says[i], bool(right[i]), clean[i].item())
+        Shown(
+            pair.clean,
+            f"right: {_several(pair.answers)}\nwrong: {_several(pair.wrong)}",
+            predicted[i],
+            bool(right[i]),
+            clean[i].item(),
+        )
         for i, pair in enumerate(task.pairs[:show])
     ]
-    kind = f"{task.difference} difference"
+    metric = f"{task.difference} difference"
     figures = {
         "answered correctly": share,
-        f"{kind} on clean prompts": clean.mean().item(),
-        f"{kind} on corrupt prompts": corrupt.mean().item(),
+        f"{metric} on clean prompts": clean.mean().item(),
+        f"{metric} on corrupt prompts": corrupt.mean().item(),
     }
     warning = None
-    if share < LEVEL:
+    if share < ENOUGH_PROMPTS:
         warning = (
-            f"{model.name} answers {share:.0%} of {task.name} correctly, less than {LEVEL:.0%}: it hardly has the "
-            f"behaviour, so a circuit of it means little."
+            f"{model.name} answers {share:.0%} of {task.name} correctly, less than {ENOUGH_PROMPTS:.0%}. It hardly has "
+            "the behaviour, so a circuit for it means little."
         )
-    return Preview(task.name, model.name, len(task), figures, shown, warning)
+    note = (
+        f"{CIRCUIT_NOTE[task.difference]} {RIGHT_NOTE}\nThe corrupt prompt of the first pair: {task.pairs[0].corrupt}"
+    )
+    return Preview(task.name, model.name, len(task), figures, shown, note, warning)
 
 
 def _last_logits(model: Runnable, tokens: Tensor) -> Tensor:
     """Logits at the last position, (prompt, vocab) float32 on the CPU."""
-    logits = [model.hf(part.to(model.hf.device), logits_to_keep=1).logits[:, -1] for part in tokens.split(ROWS)]
+    logits = [model.hf(part.to(model.hf.device), logits_to_keep=1).logits[:, -1] for part in tokens.split(BATCH_SIZE)]
     return torch.cat(logits).float().cpu()
 
 
 def _top(tokenizer: Any, logits: Tensor, k: int = 3) -> str:
+    """The k most probable tokens with their probabilities."""
     values, ids = logits.softmax(-1).topk(k)
-    return ", ".join(f"{tokenizer.decode([i])!r} {p:.0%}" for i, p in zip(ids.tolist(), values.tolist(), strict=True))
+    return "\n".join(f"{tokenizer.decode([i])!r} {p:.0%}" for i, p in zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _several(answers: tuple[str, ...], most: int = 3) -> str:
+    """The first answers, and the number of the others."""
+    shown = ", ".join(repr(answer) for answer in answers[:most])
+    others = len(answers) - most
+    return shown if others < 1 else f"{shown} or {others} other{'s' if others > 1 else ''}"
 
 
 def _response(model: Runnable, task: ResponseTask, show: int) -> Preview:
-    said: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    choices, hits, scores = {}, {}, {}
     for i, ids, log_probs in _responses(model, task):
         target = torch.tensor(task.examples[i].response_ids)
-        said[i] = ids, ids == target, log_probs.gather(-1, target[:, None]).squeeze(-1)
-    tokens = torch.cat([hit for _, hit, _ in said.values()]).float().mean().item()
-    whole = sum(bool(hit.all()) for _, hit, _ in said.values()) / len(task)
+        choices[i], hits[i] = ids, ids == target
+        scores[i] = log_probs.gather(-1, target[:, None]).sum().item()
+    tokens = torch.cat(list(hits.values())).float().mean().item()
     shown = [
         Shown(
             example.prompt,
             repr(example.response),
-            repr(model.tokenizer.decode(said[i][0].tolist())),
-            bool(said[i][1].all()),
-            said[i][2].sum().item(),
+            repr(model.tokenizer.decode(choices[i].tolist())),
+            bool(hits[i].all()),
+            scores[i],
         )
         for i, example in enumerate(task.examples[:show])
     ]
     figures = {
-        "responses predicted whole": whole,
+        "responses predicted whole": sum(bool(hit.all()) for hit in hits.values()) / len(task),
         "response tokens predicted": tokens,
-        "log-probability of a response": sum(scores.sum().item() for _, _, scores in said.values()) / len(task),
+        "log-probability of a response": sum(scores.values()) / len(task),
     }
-    return Preview(task.name, model.name, len(task), figures, shown, hardly_known(model.name, task, tokens))
-
-
-def hardly_known(model: str, task: ResponseTask, share: float) -> str | None:
-    """A warning, where the model's own first choices are too small a share of the response tokens, or luck would do."""
-    guessed, luck = by_guessing(task)
-    if share < TOKEN_LEVEL:
-        less = f"less than {TOKEN_LEVEL:.0%}"
-    elif share <= guessed + luck:
-        less = f"hardly more than always giving the commonest response ({guessed:.0%}, by luck {guessed + luck:.0%})"
-    else:
-        return None
-    return (
-        f"{model} predicts {share:.0%} of the response tokens of {task.name}, {less}: it hardly has the behaviour, so "
-        "the roles of its heads mean little."
-    )
-
-
-def by_guessing(task: ResponseTask) -> tuple[float, float]:
-    """The share of responses that are the commonest one, and what luck may add: two standard errors. A choice between
-    few responses, all of one token, can be guessed so; other responses cannot: 0 and 0.
-    """
-    said = Counter(example.response_ids for example in task.examples if not example.also)
-    if len(said) < 2 or said.total() < len(task) or any(len(ids) > 1 for ids in said):
-        return 0.0, 0.0
-    share = said.most_common(1)[0][1] / len(task)
-    return share, 2 * math.sqrt(share * (1 - share) / len(task))
+    warning = hardly_known(model.name, task, tokens)
+    return Preview(task.name, model.name, len(task), figures, shown, RESPONSE_NOTE, warning)
 
 
 def _responses(model: Runnable, task: ResponseTask) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each example, teacher-forced: the model's first choices (token,) and log-probabilities (token, vocab)."""
-    for batch in task.batches(ROWS):
+    for batch in task.batches(BATCH_SIZE):
         device = model.hf.device
         logits = model.hf(batch.tokens.to(device), attention_mask=batch.mask.to(device)).logits
-        for row, i in enumerate(batch.which.tolist()):
-            before = batch.targets[row].nonzero().squeeze(-1) - 1
-            log_probs = logits[row, before.to(device)].float().log_softmax(-1).cpu()
+        for i, targets, example_logits in zip(batch.which.tolist(), batch.targets, logits, strict=True):
+            before = targets.nonzero().squeeze(-1) - 1
+            log_probs = example_logits[before.to(device)].float().log_softmax(-1).cpu()
             yield i, log_probs.argmax(-1), log_probs
 
 
-def _several(answers: tuple[str, ...], most: int = 3) -> str:
-    more = f" or {len(answers) - most} others" if len(answers) > most else ""
-    return ", ".join(repr(answer) for answer in answers[:most]) + more
+def hardly_known(model: str, task: ResponseTask, share: float) -> str | None:
+    """A warning if the model hardly has the behaviour, else None.
+
+    Arguments:
+        model: the model's name.
+        share: the share of response tokens that are the model's first choice. It is too small if it is below 50 %, or
+            if guessing could reach it (`by_guessing`).
+    """
+    guessed, luck = by_guessing(task)
+    if share < ENOUGH_TOKENS:
+        reason = f"less than {ENOUGH_TOKENS:.0%}"
+    elif share <= guessed + luck:
+        reason = (
+            f"hardly more than always giving the most common response ({guessed:.0%}, with luck {guessed + luck:.0%})"
+        )
+    else:
+        return None
+    return (
+        f"{model} predicts {share:.0%} of the response tokens of {task.name}, {reason}. It hardly has the behaviour, "
+        "so the roles of its heads mean little."
+    )
+
+
+def by_guessing(task: ResponseTask) -> tuple[float, float]:
+    """What always giving the same response would score.
+
+    Returns:
+        The share of the most common response, and two standard errors of this share, which luck may add. Both are 0 if
+        the task is not a choice between a few responses of one token each.
+    """
+    counts = Counter(example.response_ids for example in task.examples if not example.also)
+    if len(counts) < 2 or counts.total() < len(task) or any(len(ids) > 1 for ids in counts):
+        return 0.0, 0.0
+    share = counts.most_common(1)[0][1] / len(task)
+    return share, 2 * math.sqrt(share * (1 - share) / len(task))
 
 
 def listing() -> RenderableType:
-    """All built-in tasks with one line and one example each."""
-    table = Table("task", "kind", "what it asks", title=f"{_kinds()}", show_lines=True)
-    for name, entry in TASKS.items():
-        prompt, answer = entry.example
-        table.add_row(
-            name, entry.kind, f"{escape(entry.description)}\n[dim]{escape(prompt)}[/dim] -> {escape(repr(answer))}"
-        )
-    return table
-
-
-def _kinds() -> str:
+    """A table of all built-in tasks: what each asks, its options and an example."""
     kinds = Counter(entry.kind for entry in TASKS.values())
-    return f"{kinds['circuit']} circuit tasks and {kinds['response']} response tasks"
+    title = f"{kinds['circuit']} circuit tasks and {kinds['response']} response tasks"
+    table = Table("task", "kind", "what it asks, its options, and an example", title=title, show_lines=True)
+    for name, entry in TASKS.items():
+        prompt, answer = (escape(text.strip()) for text in entry.example)
+        options = f"\noptions: {escape(_options(entry))}" if entry.options() else ""
+        label = "answer" if entry.kind == "circuit" else "response"
+        table.add_row(name, entry.kind, f"{escape(entry.description)}{options}\n[dim]{prompt}[/dim]\n{label}: {answer}")
+    footer = (
+        "Try a task on a model: `gatelens tasks ioi --model smollm2`. Give an option as --option corruption=subject. A "
+        "circuit task has clean and corrupt prompts and asks for one token; a response task has prompts with a target "
+        "response. Both can also be read from your own .jsonl file."
+    )
+    return Group(table, footer)
 
 
-def render(shown: Preview) -> RenderableType:
+def _options(entry: Entry) -> str:
+    """The task's options, with their values if there are only a few."""
+    values = {option: " | ".join(entry.choices.get(option, ())) for option in entry.options()}
+    return ", ".join(f"{option} = {choices}" if choices else option for option, choices in values.items())
+
+
+def render(result: Preview) -> RenderableType:
     """The preview as it is printed."""
-    table = Table("prompt", "answer", "model says", "score", title=f"{shown.task} on {shown.model}", show_lines=True)
-    for row in shown.shown:
-        mark = "[green]right[/green]" if row.right else "[red]wrong[/red]"
-        table.add_row(escape(row.prompt), escape(row.answer), escape(row.says), f"{row.score:+.2f}\n{mark}")
-    lines = [f"over {shown.n} prompts:"] + [f"  {what}: {_figure(what, x)}" for what, x in shown.figures.items()]
-    if shown.warning:
-        lines.append(f"[yellow]Warning: {escape(shown.warning)}[/yellow]")
+    title = f"{result.task} on {result.model}: {len(result.shown)} of {result.n} prompts"
+    table = Table("prompt", "answer", "the model predicts", "score", title=title, show_lines=True)
+    for shown in result.shown:
+        mark = "[green]right[/green]" if shown.right else "[red]wrong[/red]"
+        table.add_row(
+            escape(shown.prompt), escape(shown.answers), escape(shown.predicted), f"{shown.score:+.2f}\n{mark}"
+        )
+    lines = [escape(result.note), f"Over all {result.n} prompts:"]
+    lines += [f"  {name}: {_figure(name, value)}" for name, value in result.figures.items()]
+    if result.warning:
+        lines.append(f"[yellow]Warning: {escape(result.warning)}[/yellow]")
     return Group(table, *lines)
 
 
-def _figure(what: str, value: float) -> str:
-    share = what.startswith(("answered", "response"))
-    return f"{value:.1%}" if share else f"{value:+.3f}"
+def _figure(name: str, value: float) -> str:
+    share = name.startswith(("answered", "response"))
+    return f"{value:.1%}" if share else f"{value:+.3f} on average"

@@ -1,7 +1,7 @@
-"""From text to token ids: what a task needs to know about a tokenizer, and the checks made with it.
+"""From text to token ids: tokenise prompts and answers, and check that they fit the tokenizer.
 
-Text is tokenised as Hugging Face would by default (a beginning-of-text token where the tokenizer adds one), and an
-answer is what follows the prompt's tokens when prompt and answer are tokenised *together*.
+Text is tokenised with Hugging Face's defaults, which add a beginning-of-text token if the tokenizer has one. The tokens
+of an answer are those that follow the prompt's tokens when prompt and answer are tokenised *together*.
 """
 
 import re
@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from gatelens.errors import GatelensError
 
-# An answer's tokens depend on the text next to the seam only, so one look-up serves all prompts with the same end.
-SEAM = 8
-# How vocabularies write a word with its leading space, and one without.
+# The tokens of an answer depend only on the last characters of the prompt, so each answer is tokenised once for all
+# prompts that have the same end of this many characters.
+END_LENGTH = 8
+# How vocabularies write a word with a leading space, and a word without it.
 SPACED_WORD = re.compile("[Ġ▁][A-Za-z]{2,}")
 BARE_WORD = re.compile("[A-Za-z]{2,}")
 
@@ -32,7 +33,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt pair as text; answers and wrong answers follow the prompt, with their leading space if any."""
+    """A prompt pair as text. Right and wrong answers follow the prompt directly, so most begin with a space."""
 
     clean: str
     corrupt: str
@@ -42,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairTokens:
-    """One prompt pair as token ids; each answer and each wrong answer is one token."""
+    """A prompt pair as token ids. Every right and every wrong answer is one token."""
 
     clean: list[int]
     corrupt: list[int]
@@ -54,7 +55,7 @@ class PairTokens:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, in one call of the tokenizer."""
+    """The token ids of each text, computed in one call of the tokenizer."""
     if not texts:
         return []
     ids: list[list[int]] = tokenizer(list(texts), return_attention_mask=False)["input_ids"]
@@ -64,7 +65,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def continuations(
     tokenizer: Tokenizer, prompts: Sequence[str], prompt_ids: Sequence[list[int]], answers: Sequence[str]
 ) -> list[list[int] | None]:
-    """The ids each answer adds to its prompt, or None where the prompt's own ids change when it is continued."""
+    """The token ids that each answer adds to its prompt; None if the answer changes the prompt's own tokens."""
     joint = encode(tokenizer, [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
     return [
         ids[len(before) :] if ids[: len(before)] == before else None
@@ -72,31 +73,40 @@ def continuations(
     ]
 
 
-def single_tokens(tokenizer: Tokenizer, words: Sequence[str], what: str, least: int) -> list[str]:
-    """Those of the words that are one token after a space; an error if fewer than `least` are."""
+def single_tokens(tokenizer: Tokenizer, words: Sequence[str], label: str, least: int) -> list[str]:
+    """The words that are one token after a space.
+
+    Arguments:
+        words: the words to try.
+        label: what the words are, for the error: "names".
+        least: raise an error if fewer words than this are one token.
+    """
     before = encode(tokenizer, ["so"])[0]
     added = continuations(tokenizer, ["so"] * len(words), [before] * len(words), [f" {word}" for word in words])
     single = [word for word, ids in zip(words, added, strict=True) if ids is not None and len(ids) == 1]
     if len(single) < least:
         split = [word for word in words if word not in single]
         raise GatelensError(
-            f"the task needs {least} {what} of one token each and this tokenizer has {len(single)} of them: it splits "
-            f"{', '.join(split[:8])}{' and others' if len(split) > 8 else ''}; take a model with a larger vocabulary."
+            f"the task needs {least} {label} of one token each, and this tokenizer has {len(single)}. It splits "
+            f"{', '.join(split[:8])}{' and others' if len(split) > 8 else ''}: choose a model with a larger vocabulary."
         )
     return single
 
 
 def preferably_single(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
-    """The words that are one token after a space, or all of them where those are few: for words that stay the same
-    in the clean and the corrupt prompt, so that the two have the same length either way."""
+    """The words that are one token after a space, or all words if fewer than half of them are.
+
+    This is for words that are the same in the clean and the corrupt prompt: the two prompts then have the same length
+    even if the tokenizer splits the words.
+    """
     single = single_tokens(tokenizer, words, "words", least=0)
     return single if 2 * len(single) >= len(words) else list(words)
 
 
 def word_tokens(tokenizer: Tokenizer, spaced: bool) -> list[int]:
-    """Ids of the tokens that are words, with a leading space or without, in order.
+    """The ids of all tokens that are a word with a leading space (`spaced`) or without it, in order.
 
-    Where the vocabulary has few of these (bytes, characters), all its tokens but the special ones.
+    If the vocabulary has fewer than 50 of them (bytes, characters), these are all its tokens except special tokens.
     """
     form = SPACED_WORD if spaced else BARE_WORD
     special = set(tokenizer.all_special_ids)
@@ -106,43 +116,48 @@ def word_tokens(tokenizer: Tokenizer, spaced: bool) -> list[int]:
 
 
 def tokenise(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> tuple[list[PairTokens | None], dict[int, str]]:
-    """Token ids of each pair, and what is wrong with those pairs that have none (index -> one sentence)."""
+    """Tokenise and check prompt pairs.
+
+    Returns:
+        The token ids of each pair, or None if the pair does not fit the tokenizer; and for each such pair, index ->
+        what is wrong with it.
+    """
     clean = encode(tokenizer, [pair.clean for pair in pairs])
     corrupt = encode(tokenizer, [pair.corrupt for pair in pairs])
     answer_ids = _answer_ids(tokenizer, pairs, clean)
-    rows: list[PairTokens | None] = []
+    tokens: list[PairTokens | None] = []
     problems: dict[int, str] = {}
     for i, pair in enumerate(pairs):
         try:
             _check_alignment(pair, clean[i], corrupt[i])
             answers, wrong = (
-                [_one_token(pair.clean, text, answer_ids[_seam(pair.clean, text)]) for text in texts]
+                [_one_token(pair.clean, text, answer_ids[_key(pair.clean, text)]) for text in texts]
                 for texts in (pair.answers, pair.wrong)
             )
             if set(answers) & set(wrong):
-                raise ValueError(f"an answer to {pair.clean!r} is the same token as a wrong one")
-            rows.append(PairTokens(clean[i], corrupt[i], answers, wrong))
+                raise ValueError(f"a right answer to {pair.clean!r} is the same token as a wrong answer")
+            tokens.append(PairTokens(clean[i], corrupt[i], answers, wrong))
         except ValueError as problem:
-            rows.append(None)
+            tokens.append(None)
             problems[i] = str(problem)
-    return rows, problems
+    return tokens, problems
 
 
-def _seam(prompt: str, answer: str) -> tuple[str, str]:
-    return prompt[-SEAM:], answer
+def _key(prompt: str, answer: str) -> tuple[str, str]:
+    return prompt[-END_LENGTH:], answer
 
 
 def _answer_ids(
     tokenizer: Tokenizer, pairs: Sequence[Pair], prompt_ids: list[list[int]]
 ) -> dict[tuple[str, str], list[int] | None]:
-    """Ids of every answer and wrong answer, looked up once per seam (see SEAM)."""
+    """The token ids of all right and wrong answers, by `_key`; None if an answer changes the prompt's own tokens."""
     first: dict[tuple[str, str], int] = {}
     for i, pair in enumerate(pairs):
         for answer in pair.answers + pair.wrong:
-            first.setdefault(_seam(pair.clean, answer), i)
-    where = list(first.values())
+            first.setdefault(_key(pair.clean, answer), i)
+    prompts = list(first.values())
     added = continuations(
-        tokenizer, [pairs[i].clean for i in where], [prompt_ids[i] for i in where], [seam[1] for seam in first]
+        tokenizer, [pairs[i].clean for i in prompts], [prompt_ids[i] for i in prompts], [answer for _, answer in first]
     )
     return dict(zip(first, added, strict=True))
 
@@ -151,22 +166,22 @@ def _check_alignment(pair: Pair, clean: list[int], corrupt: list[int]) -> None:
     if not clean:
         raise ValueError("the clean prompt is empty")
     if not pair.answers or not pair.wrong:
-        raise ValueError(f"{pair.clean!r} needs at least one answer and one wrong answer")
+        raise ValueError(f"{pair.clean!r} needs at least one right answer and one wrong answer")
     if len(clean) != len(corrupt):
         raise ValueError(
-            f"clean and corrupt prompt must have the same number of tokens, and {pair.clean!r} has {len(clean)}, "
-            f"{pair.corrupt!r} has {len(corrupt)}"
+            f"the clean and the corrupt prompt must have the same number of tokens, but {pair.clean!r} has "
+            f"{len(clean)} and {pair.corrupt!r} has {len(corrupt)}"
         )
     if clean == corrupt:
-        raise ValueError(f"clean and corrupt prompt are the same: {pair.clean!r}")
+        raise ValueError(f"the clean and the corrupt prompt are the same: {pair.clean!r}")
 
 
 def _one_token(prompt: str, answer: str, ids: list[int] | None) -> int:
     if ids is None:
         raise ValueError(
-            f"{answer!r} after {prompt!r} changes the prompt's own tokens: a word that follows begins with a space, "
-            f"and the prompt does not end with one"
+            f"{answer!r} after {prompt!r} changes the prompt's own tokens: an answer that is a word must begin with a "
+            f"space, and the prompt must not end with one"
         )
     if len(ids) != 1:
-        raise ValueError(f"the answer {answer!r} to {prompt!r} is {len(ids)} tokens, and one is needed")
+        raise ValueError(f"the answer {answer!r} to {prompt!r} has {len(ids)} tokens, but an answer must be one token")
     return ids[0]

@@ -1,4 +1,4 @@
-'''Docstring: a Python method documents its arguments in order; the answer is the argument to be documented next.
+'''Docstring: a Python method documents its arguments in order; the answer is the next argument to document.
 
     def connect(self, port, host, name, size, mode, user):
         """open remote record
@@ -9,15 +9,17 @@
         :param
 
 -> " size". The behaviour is that of Heimersheim and Janiak (2023), "A circuit for Python docstrings in a 4-layer
-attention-only transformer". Arguments (six beside `self`) and all other words are single tokens after a space.
+attention-only transformer". A method has six arguments besides `self`, of which three are documented. Arguments and
+all other words are single tokens after a space.
 '''
 
 from operator import attrgetter
 from random import Random
 
+from gatelens.tasks import Entry
 from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
-from gatelens.tasks.draw import choose, distinct, generator, others
+from gatelens.tasks.draw import distinct, generator, others
 from gatelens.tasks.tokens import Pair, Tokenizer, single_tokens
 
 ARGUMENTS = words(
@@ -51,24 +53,27 @@ CORRUPTIONS = ("both", "definition", "docstring", "answer")
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") -> CircuitTask:
-    """Docstring. Metric: logit of the right name minus the largest logit of the other names in the prompt.
+    """The argument to document next.
 
-    `corruption` puts random names in place of the arguments in the definition and, independently, in the docstring
-    ("both"), in one of them only ("definition", "docstring"), or in place of the answer in the definition ("answer").
+    Metric: the logit of the right argument minus the largest logit of the other five arguments.
+
+    Arguments:
+        corruption: where the corrupt prompt has other, random argument names: in the definition and, independently, in
+            the docstring ("both"), in the definition only ("definition"), in the docstring only ("docstring"), or only
+            in place of the answer in the definition ("answer").
     """
-    choose("corruption", corruption, CORRUPTIONS)
     random = generator("docstring", seed)
     names = single_tokens(tokenizer, ARGUMENTS, "argument names", least=20)
-    plain = single_tokens(tokenizer, WORDS, "words", least=10)
+    plain_words = single_tokens(tokenizer, WORDS, "words", least=10)
 
     def draw() -> Pair:
         arguments = random.sample(names, 6)
-        method, summary = random.choice(METHODS), random.sample(plain, 3)
-        notes = [random.sample(plain, 2) for _ in range(DOCUMENTED)]
+        method, summary = random.choice(METHODS), random.sample(plain_words, 3)
+        notes = [random.sample(plain_words, 2) for _ in range(DOCUMENTED)]
         defined, documented = _corrupt(random, names, arguments, corruption)
         clean, corrupt = (
-            _write(method, a, summary, d, notes)
-            for a, d in ((arguments, arguments[:DOCUMENTED]), (defined, documented))
+            _write(method, in_definition, summary, in_docstring, notes)
+            for in_definition, in_docstring in ((arguments, arguments[:DOCUMENTED]), (defined, documented))
         )
         answer = arguments[DOCUMENTED]
         return Pair(clean, corrupt, (f" {answer}",), tuple(f" {name}" for name in arguments if name != answer))
@@ -77,8 +82,8 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") 
 
 
 def _corrupt(random: Random, names: list[str], arguments: list[str], corruption: str) -> tuple[list[str], list[str]]:
-    """The names of the corrupt prompt, in the definition and in the docstring."""
-    fresh = others(random, names, len(arguments) + DOCUMENTED, but=arguments)
+    """The argument names of the corrupt prompt: in the definition, and in the docstring."""
+    fresh = others(random, names, len(arguments) + DOCUMENTED, exclude=arguments)
     defined, documented = list(arguments), arguments[:DOCUMENTED]
     if corruption in ("both", "definition"):
         defined = fresh[: len(arguments)]
@@ -90,7 +95,17 @@ def _corrupt(random: Random, names: list[str], arguments: list[str], corruption:
 
 
 def _write(method: str, defined: list[str], summary: list[str], documented: list[str], notes: list[list[str]]) -> str:
+    """The prompt: the definition, the summary, the documented arguments with their notes, and an open `:param`."""
     lines = [f"    :param {name}: {' '.join(words)}" for name, words in zip(documented, notes, strict=True)]
     return TEMPLATE.format(
         method=method, arguments=", ".join(defined), summary=" ".join(summary), documented="\n".join(lines)
     )
+
+
+TASK = Entry(
+    build,
+    "circuit",
+    "A Python docstring documents the arguments in order: give the next argument.",
+    ('def load(self, port, host, name, size, mode, user): """... :param name: old value :param', " size"),
+    choices={"corruption": CORRUPTIONS},
+)

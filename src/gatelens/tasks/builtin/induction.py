@@ -1,41 +1,57 @@
-"""Induction: random tokens, repeated; the answer is the token that followed the last one the first time.
+"""Induction: random tokens are repeated; the answer is the token that followed the last token the first time.
 
-Olsson et al., arXiv 2209.11895. Prompts are made of token ids, not of text, so that any model can be asked.
+The behaviour is that of Olsson et al., arXiv 2209.11895. Prompts are drawn as token ids and not as text, so that the
+task works with every tokenizer.
 """
 
 from gatelens.errors import GatelensError
+from gatelens.tasks import Entry
 from gatelens.tasks.base import CircuitTask, from_tokens
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, encode, word_tokens
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, length: int = 10) -> CircuitTask:
-    """`length` random tokens, then the first of them again (half or more) up to the one before the answer.
+    """A block of random tokens, and then the beginning of the same block: at least half of it.
 
-    Metric: logit of the answer minus the largest logit of the other tokens of the block. The corrupt prompt begins
-    with another block, so that there is nothing to copy; its second part is the same.
+    The answer is the next token of the block. Metric: the logit of the answer minus the largest logit of the block's
+    other tokens. The corrupt prompt has other tokens in its first block, so that there is nothing to copy; its second
+    part is the same.
+
+    Arguments:
+        length: the number of tokens of the block.
     """
     pool = word_tokens(tokenizer, spaced=True)
     if not 2 <= length <= len(pool) // 2:
-        raise GatelensError(f"induction takes a length from 2 to {len(pool) // 2} tokens, not {length}.")
+        raise GatelensError(
+            f"induction has no length {length}: with this tokenizer the length is from 2 to {len(pool) // 2}."
+        )
     random = generator("induction", seed)
     start = encode(tokenizer, [""])[0]
 
     def draw() -> PairTokens:
         drawn = random.sample(pool, 2 * length)
-        block, other = drawn[:length], drawn[length:]
+        block, other_block = drawn[:length], drawn[length:]
         again = random.randrange(length // 2, length)
         wrong = [token for token in block if token != block[again]]
-        return PairTokens(start + block + block[:again], start + other + block[:again], [block[again]], wrong)
+        return PairTokens(start + block + block[:again], start + other_block + block[:again], [block[again]], wrong)
 
-    rows = distinct(n, draw, key=lambda row: str(row.clean))
+    tokens = distinct(n, draw, key=lambda pair: str(pair.clean))
     pairs = [
         Pair(
-            tokenizer.decode(row.clean),
-            tokenizer.decode(row.corrupt),
-            tuple(tokenizer.decode([token]) for token in row.answers),
-            tuple(tokenizer.decode([token]) for token in row.wrong),
+            tokenizer.decode(pair.clean),
+            tokenizer.decode(pair.corrupt),
+            tuple(tokenizer.decode([token]) for token in pair.answers),
+            tuple(tokenizer.decode([token]) for token in pair.wrong),
         )
-        for row in rows
+        for pair in tokens
     ]
-    return from_tokens("induction", seed, pairs, rows, length=length)
+    return from_tokens("induction", seed, pairs, tokens, length=length)
+
+
+TASK = Entry(
+    build,
+    "circuit",
+    "Random tokens are repeated: give the token that came next the first time. Works with every tokenizer.",
+    (" lake moon tree salt lake moon tree", " salt"),
+)

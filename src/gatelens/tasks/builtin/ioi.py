@@ -1,20 +1,24 @@
-"""Indirect object identification: two people are named, one of them acts again, the answer is the other.
+"""Indirect object identification (IOI): two people are named, one of them acts again; the answer is the other one.
 
 "After Mary and John arrived at the park, John handed a coin to" -> " Mary".
-The behaviour is that of Wang et al., arXiv 2211.00593; IO is the indirect object (Mary), S the subject (John).
-Names are single tokens and always follow a space, so that any name can stand for any other.
+The behaviour is that of Wang et al., arXiv 2211.00593; IO is the indirect object (Mary) and S the
+subject (John). Every name is a single token and follows a space, so that a name can be replaced by any other name.
 """
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from random import Random
 
-from gatelens.tasks._words import NAMES, OBJECTS, PLACES
+from gatelens.tasks import Entry
+from gatelens.tasks._words import NAMES
 from gatelens.tasks.base import CircuitTask, circuit_task
-from gatelens.tasks.draw import choose, distinct, generator, others
+from gatelens.tasks.draw import distinct, generator, others
 from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
 
-# {A} and {B} are the two people in either order (IO first: ABBA; S first: BABA), {S} is the subject again.
+PLACES = ("library", "market", "museum", "park", "beach", "theater", "farm", "kitchen")
+OBJECTS = ("book", "letter", "ticket", "camera", "coin", "sandwich", "map", "flower")
+
+# {A} and {B} are the two people in either order (IO first: ABBA, S first: BABA); {S} is the subject again.
 TEMPLATES = (
     "Soon after {A} and {B} arrived at the {place}, {S} handed a {object} to",
     "While {A} and {B} were waiting at the {place}, {S} offered a {object} to",
@@ -36,10 +40,10 @@ TEMPLATES = (
     "Long after {A} and {B} had left the {place}, {S} sent a {object} to",
 )
 
-# The names (IO, S, S again) of the corrupt prompt, given the names of the clean one.
+# The names (IO, S, S again) of the corrupt prompt, given the names of the clean prompt.
 CORRUPTIONS: dict[str, Callable[[Random, Sequence[str], str, str], Sequence[str]]] = {
-    "names": lambda random, names, io, s: others(random, names, 3, but=(io, s)),
-    "subject": lambda random, names, io, s: (io, s, others(random, names, 1, but=(io, s))[0]),
+    "names": lambda random, names, io, s: others(random, names, 3, exclude=(io, s)),
+    "subject": lambda random, names, io, s: (io, s, others(random, names, 1, exclude=(io, s))[0]),
     "exchange": lambda random, names, io, s: (s, io, io),
 }
 NAMES_NEEDED = {"names": 5, "subject": 3, "exchange": 2}
@@ -48,31 +52,40 @@ NAMES_NEEDED = {"names": 5, "subject": 3, "exchange": 2}
 def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "names") -> CircuitTask:
     """IOI in single sentences. Metric: logit(IO) - logit(S).
 
-    `corruption` makes the corrupt prompt: "names" takes three fresh names, "subject" puts a random name in place of the
-    second mention of the subject, "exchange" exchanges subject and indirect object everywhere.
+    Arguments:
+        corruption: what the corrupt prompt changes. "names" puts three new names in place of IO, S and the second S;
+            "subject" puts a random name in place of the second S; "exchange" exchanges IO and S everywhere.
     """
-    return named_task("ioi", tokenizer, n, seed, corruption, lambda random: random.choice(TEMPLATES))
+    return ioi_task("ioi", tokenizer, n, seed, corruption, lambda random: random.choice(TEMPLATES))
 
 
-def named_task(
+def ioi_task(
     name: str, tokenizer: Tokenizer, n: int, seed: int, corruption: str, template: Callable[[Random], str]
 ) -> CircuitTask:
-    """IOI with templates drawn by `template`: they have {A}, {B}, {S}, {place} and {object}."""
-    choose("corruption", corruption, tuple(CORRUPTIONS))
+    """IOI with templates that `template` draws. A template contains {A}, {B}, {S}, {place} and {object}."""
     random = generator(name, seed)
     names = single_tokens(tokenizer, NAMES, "names", least=NAMES_NEEDED[corruption])
     places, objects = (preferably_single(tokenizer, words) for words in (PLACES, OBJECTS))
 
     def draw() -> Pair:
         io, s = random.sample(names, 2)
-        corrupt = CORRUPTIONS[corruption](random, names, io, s)
+        corrupt_names = CORRUPTIONS[corruption](random, names, io, s)
         text = template(random)
         io_first = random.random() < 0.5
-        place, thing = random.choice(places), random.choice(objects)
+        place, object_ = random.choice(places), random.choice(objects)
         clean_text, corrupt_text = (
-            text.format(A=a if io_first else b, B=b if io_first else a, S=again, place=place, object=thing)
-            for a, b, again in ((io, s, s), corrupt)
+            text.format(A=a if io_first else b, B=b if io_first else a, S=again, place=place, object=object_)
+            for a, b, again in ((io, s, s), corrupt_names)
         )
         return Pair(clean_text, corrupt_text, (f" {io}",), (f" {s}",))
 
     return circuit_task(tokenizer, name, seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)
+
+
+TASK = Entry(
+    build,
+    "circuit",
+    "Indirect object identification: two people are named and one acts again; name the other one.",
+    ("Soon after Mary and John arrived at the park, John handed a coin to", " Mary"),
+    choices={"corruption": tuple(CORRUPTIONS)},
+)

@@ -1,16 +1,18 @@
 """Indirect object identification over a longer context: the names are far from the question.
 
-A story opens with the two people, goes on for one or two sentences in which nobody is named, and ends with the
-question: 35 to 60 tokens. Names, metric and corruptions are those of `ioi`.
+A story names the two people, goes on for one or two sentences that name nobody, and ends with the question. It has 35
+to 60 tokens. Names, metric and corruptions are those of the task `ioi`.
 """
 
 from random import Random
 
+from gatelens.tasks import Entry
 from gatelens.tasks.base import CircuitTask
-from gatelens.tasks.builtin.ioi import named_task
+from gatelens.tasks.builtin.ioi import CORRUPTIONS, ioi_task
 from gatelens.tasks.tokens import Tokenizer
 
-# Pieces of a kind have the same number of tokens for most tokenizers, so that stories fall into few buckets.
+# All openings have the same number of tokens with most tokenizers, and so have all distractors and all questions. The
+# stories then have few different lengths, and fall into few buckets.
 OPENINGS = (
     "Early on Saturday {A} and {B} met in front of the {place} to make plans.",
     "At the start of summer {A} and {B} spent a week close to the {place}.",
@@ -48,11 +50,20 @@ QUESTIONS = (
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "names") -> CircuitTask:
-    """IOI in stories of two or three sentences. Metric: logit(IO) - logit(S); `corruption` as in `ioi`."""
-    return named_task("ioi-long", tokenizer, n, seed, corruption, story)
+    """IOI in stories of three or four sentences. Metric: logit(IO) - logit(S). `corruption`: see `ioi.build`."""
+    return ioi_task("ioi-long", tokenizer, n, seed, corruption, story)
 
 
 def story(random: Random) -> str:
-    """A template: an opening, one or two distractors, a question."""
+    """Draw a template: an opening, one or two distractors, and a question."""
     between = random.sample(DISTRACTORS, random.choice((1, 2)))
     return " ".join([random.choice(OPENINGS), *between, random.choice(QUESTIONS)])
+
+
+TASK = Entry(
+    build,
+    "circuit",
+    "The task ioi over 35 to 60 tokens, with sentences in between that name nobody.",
+    ("Some years ago Mary and John were close neighbors ... To say thank you, John gave a map to", " Mary"),
+    choices={"corruption": tuple(CORRUPTIONS)},
+)

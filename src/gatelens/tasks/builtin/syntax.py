@@ -1,7 +1,7 @@
-"""Syntax: an instruction, one worked example and a query; the response is the query's right form.
+"""Syntax: an instruction, one worked example and a query; the response is the right form of the query.
 
-Five kinds: past tense, plural, subject-verb agreement, question formation and negation. Read from a file or the hub
-instead (`source`), the set is BLiMP (Warstadt et al., arXiv 1912.00582): see `readers`.
+There are five kinds: past tense, plural, subject-verb agreement, question and negation. With `source`, the sentences
+are those of BLiMP (Warstadt et al., arXiv 1912.00582), read from a file or from the hub.
 """
 
 from collections.abc import Callable
@@ -10,16 +10,17 @@ from itertools import cycle
 from operator import itemgetter
 from random import Random
 
-from gatelens.tasks._forms import NOUNS, VERBS, past, third_person
+from gatelens.tasks import Entry
 from gatelens.tasks._readers import blimp, from_source
+from gatelens.tasks._words import NOUNS, VERBS, past, third_person
 from gatelens.tasks.base import ResponseTask, response_task
-from gatelens.tasks.draw import choose, distinct, generator
+from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Tokenizer
 
-# Subjects that take the verb with -s, and those that take it without.
+# Subjects that take a verb with -s, and subjects that take a verb without it.
 SINGULAR = ("the boy", "the girl", "the teacher", "the old man", "my sister", "our neighbor", "the doctor", "she", "he")
 PLURAL = ("the boys", "the girls", "the teachers", "the old men", "my sisters", "our neighbors", "they", "we", "you")
-# A verb and what follows it: any subject can do it.
+# A verb and the rest of the sentence, which fit every subject.
 PHRASES = tuple(
     phrase.split(" ", 1)
     for phrase in (
@@ -49,36 +50,45 @@ AUXILIARIES = {"can": "cannot", "will": "will not", "should": "should not", "mus
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of question: its instruction, the names of query and response, and how to draw the two."""
+    """One kind of query: its instruction, the labels of query and response, and a function that draws both."""
 
     instruction: str
-    asked: str
-    given: str
-    draw: Callable[[Random], tuple[str, str]]
+    query_label: str
+    response_label: str
+    draw: Callable[[Random], tuple[str, str]]  # -> query, response
 
 
 def build(
     tokenizer: Tokenizer, n: int, seed: int, *, kind: str | None = None, source: str | None = None
 ) -> ResponseTask:
-    """Syntax, all kinds in turn or one `kind` (past, plural, agreement, question, negation); or BLiMP from `source`."""
+    """The right form of a word or sentence.
+
+    Arguments:
+        kind: "past", "plural", "agreement", "question" or "negation". The default is all kinds in turn.
+        source: a file or hub id of BLiMP. The default is the built-in sentences.
+    """
     random = generator("syntax", seed)
     if source is not None:
         return response_task(tokenizer, "syntax", seed, from_source(random, source, blimp, n), source=source)
-    if kind is not None:
-        choose("kind", kind, tuple(KINDS))
     kinds = cycle(KINDS.values() if kind is None else [KINDS[kind]])
     items = distinct(n, lambda: _ask(random, next(kinds)), key=itemgetter(0))
     return response_task(tokenizer, "syntax", seed, items, kind=kind)
 
 
 def _ask(random: Random, kind: Kind) -> tuple[str, str]:
-    """Prompt and response; the worked example is never the query itself."""
+    """The prompt and the response. The worked example is never the query itself."""
     query, response = kind.draw(random)
     example, worked = kind.draw(random)
     while example == query:
         example, worked = kind.draw(random)
-    lines = [kind.instruction, f"{kind.asked}: {example}", f"{kind.given}: {worked}", f"{kind.asked}: {query}"]
-    return "\n".join([*lines, f"{kind.given}:"]), f" {response}"
+    lines = (
+        kind.instruction,
+        f"{kind.query_label}: {example}",
+        f"{kind.response_label}: {worked}",
+        f"{kind.query_label}: {query}",
+        f"{kind.response_label}:",
+    )
+    return "\n".join(lines), f" {response}"
 
 
 def _subject(random: Random) -> tuple[str, bool]:
@@ -88,12 +98,13 @@ def _subject(random: Random) -> tuple[str, bool]:
 
 
 def _agreement(random: Random) -> tuple[str, str]:
+    """A subject with an infinitive, and the sentence in which they agree."""
     (subject, singular), (verb, rest) = _subject(random), random.choice(PHRASES)
     return f"{subject} (to {verb} {rest})", f"{subject} {third_person(verb) if singular else verb} {rest}"
 
 
 def _sentence(random: Random) -> tuple[str, str, str]:
-    """A sentence as statement, question and negation: with an auxiliary, in the present or in the past tense."""
+    """A sentence as a statement, a question and a negation: with an auxiliary, in the present or in the past tense."""
     (subject, singular), (verb, rest) = _subject(random), random.choice(PHRASES)
     form = random.choice((*AUXILIARIES, "present", "past"))
     if form in AUXILIARIES:
@@ -130,3 +141,12 @@ KINDS = {
     "question": Kind("Turn the statement into a question.", "Statement", "Question", _question),
     "negation": Kind("Make the statement negative.", "Statement", "Negative", _negation),
 }
+
+
+TASK = Entry(
+    build,
+    "response",
+    "Past tense, plural, agreement, question or negation, after an instruction and one example. Built-in or BLiMP.",
+    ("Give the past tense of the verb.\nVerb: sing\nPast tense: sang\nVerb: go\nPast tense:", " went"),
+    choices={"kind": tuple(KINDS)},
+)

@@ -1,14 +1,16 @@
 """Math: word problems; the response is a worked solution that ends with the answer.
 
-A story has numbers drawn at random and steps that follow from them; where its solution names a step, the step is
-written out ("12 + 5 = 17"), so the arithmetic of a solution is right by construction. Read from a file or the hub
-instead (`source`), the set is GSM8K (Cobbe et al., arXiv 2110.14168) or SVAMP (Patel et al., arXiv 2103.07191).
+A built-in story has random numbers and steps that compute the answer from them. Where the solution names a step, the
+step is written out ("12 + 5 = 17"), so that the arithmetic is right by construction. With `source`, the problems are
+those of GSM8K (Cobbe et al., arXiv 2110.14168) or SVAMP (Patel et al., arXiv 2103.07191), read from a file or from the
+hub.
 """
 
 from dataclasses import dataclass
 from operator import add, floordiv, itemgetter, mul, sub
 from random import Random
 
+from gatelens.tasks import Entry
 from gatelens.tasks._readers import from_source, math_problem, word_problem
 from gatelens.tasks._words import MEN, WOMEN
 from gatelens.tasks.base import ResponseTask, response_task
@@ -20,12 +22,12 @@ OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
 
 @dataclass(frozen=True)
 class Story:
-    """A problem and its solution. {name}, {she}, {her} are a person, {a} to {d} numbers, {x} to {z} steps."""
+    """A problem and its solution: {name}, {she} and {her} are a person, {a} to {d} numbers, {x} to {z} steps."""
 
     problem: str
     solution: str
     ranges: dict[str, tuple[int, int]]  # smallest and largest value of each drawn number
-    steps: tuple[str, ...]  # such as "x = a + b"; the last one is the answer
+    steps: tuple[str, ...]  # such as "x = a + b"; the value of the last step is the answer
 
 
 STORIES = (
@@ -136,7 +138,11 @@ STORIES = (
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, source: str | None = None) -> ResponseTask:
-    """Word problems with worked solutions, built in, or GSM8K or SVAMP from `source`."""
+    """Word problems with worked solutions.
+
+    Arguments:
+        source: a file or hub id of GSM8K or SVAMP. The default is the built-in stories.
+    """
     random = generator("math", seed)
     if source is None:
         return response_task(tokenizer, "math", seed, distinct(n, lambda: draw_problem(random), key=itemgetter(0)))
@@ -144,7 +150,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, source: str | None = None)
 
 
 def draw_problem(random: Random) -> tuple[str, str]:
-    """Prompt and response of one story, with numbers for which every step is a whole number above zero."""
+    """The prompt and the response of a random story, with numbers that make every step a whole number above zero."""
     story = random.choice(STORIES)
     person = _person(random)
     while True:
@@ -158,7 +164,7 @@ def draw_problem(random: Random) -> tuple[str, str]:
 
 
 def _work(steps: tuple[str, ...], numbers: dict[str, int]) -> tuple[dict[str, str], int] | None:
-    """Each step written out and the last one's value, or None if one is not a whole number above zero."""
+    """Each step written out, and the value of the last step; None if a step is not a whole number above zero."""
     values, texts = dict(numbers), {}
     for step in steps:
         name, _, left, sign, right = step.split()
@@ -174,3 +180,14 @@ def _person(random: Random) -> dict[str, str]:
     if random.random() < 0.5:
         return {"name": random.choice(WOMEN), "she": "she", "her": "her", "her_capital": "Her"}
     return {"name": random.choice(MEN), "she": "he", "her": "his", "her_capital": "His"}
+
+
+TASK = Entry(
+    build,
+    "response",
+    "Word problems: write a worked solution. Built-in stories, GSM8K or SVAMP.",
+    (
+        "Question: A shelf holds 12 books. How many books do 3 such shelves hold?\nAnswer:",
+        " The shelves hold 12 * 3 = 36 books. The answer is 36.",
+    ),
+)

@@ -1,7 +1,7 @@
-"""One's own task: a JSON-lines file with `clean`, `corrupt`, `answer`, `wrong`, or with `prompt`, `response`.
+"""A user's own task: a JSON-lines file with `clean`, `corrupt`, `answer`, `wrong`, or with `prompt`, `response`.
 
-`answer` and `wrong` are strings or lists of strings, each one token that follows the prompt (most begin with a space).
-Every line is checked, and a bad one is reported with its number.
+`answer` and `wrong` are strings or lists of strings. Each string is one token that follows the prompt directly, so most
+begin with a space. Every line is checked, and a bad line is reported with its number.
 """
 
 import json
@@ -16,11 +16,11 @@ from gatelens.tasks.tokens import Pair, Tokenizer, tokenise
 
 CIRCUIT_KEYS = ("clean", "corrupt", "answer", "wrong")
 RESPONSE_KEYS = ("prompt", "response")
-# So many bad lines are shown in an error; the rest is counted.
+# An error shows at most this many bad lines, and the number of the others.
 SHOWN = 10
 
-Item = TypeVar("Item")
-Row = TypeVar("Row", bound=Sized)
+Text = TypeVar("Text")
+Tokens = TypeVar("Tokens", bound=Sized)
 log = logging.getLogger(__name__)
 
 
@@ -33,23 +33,30 @@ def read(
     skip_bad: bool = False,
     context: int | None = None,
 ) -> CircuitTask | ResponseTask:
-    """The task in the file: all its good lines in their order, at most the first n; `seed` changes nothing.
+    """Build the task that a file describes.
 
-    A bad line is an error, unless `skip_bad`: then the good lines are used and a warning says how many were not.
-    context: how many tokens the model reads; a longer line is a bad one.
+    Arguments:
+        path: the file.
+        n: use only the first n good lines. The default is all of them, in their order.
+        seed: is stored in the task, and changes nothing.
+        skip_bad: leave out bad lines with a warning. Without it, a bad line is an error.
+        context: the number of tokens that the model can read. A line with more tokens is a bad line.
     """
     lines = _lines(path)
     if not lines:
-        raise GatelensError(f"{path} has no lines: write one JSON object a line with {_keys()}.")
+        raise GatelensError(
+            f"{path} has no lines: write one JSON object on each line, with the keys {', '.join(CIRCUIT_KEYS)} or with "
+            f"the keys {', '.join(RESPONSE_KEYS)}."
+        )
     if _is_response(lines):
-        _, rows = _good(path, lines, _item, lambda items: examples(tokenizer, items), skip_bad, n, context)
-        return ResponseTask(path, seed, rows, tokenizer.pad_token_id or 0, {"skip_bad": skip_bad})
-    pairs, tokens = _good(path, lines, _pair, lambda items: tokenise(tokenizer, items), skip_bad, n, context)
-    return from_tokens(path, seed, pairs, tokens, skip_bad=skip_bad)
+        _, tokenised = _good_lines(path, lines, _item, lambda items: examples(tokenizer, items), skip_bad, context)
+        return ResponseTask(path, seed, tokenised[:n], tokenizer.pad_token_id or 0, {"skip_bad": skip_bad})
+    pairs, tokens = _good_lines(path, lines, _pair, lambda items: tokenise(tokenizer, items), skip_bad, context)
+    return from_tokens(path, seed, pairs[:n], tokens[:n], skip_bad=skip_bad)
 
 
 def _lines(path: str) -> dict[int, str]:
-    """Number -> text of each line that is not blank, counted from one."""
+    """Line number, counted from one -> text, for all lines that are not blank."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -57,50 +64,51 @@ def _lines(path: str) -> dict[int, str]:
     return {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
 
 
-def _good(
+def _good_lines(
     path: str,
     lines: dict[int, str],
-    parse: Callable[[dict[str, Any]], Item],
-    fit: Callable[[list[Item]], tuple[list[Row | None], dict[int, str]]],
+    parse: Callable[[dict[str, Any]], Text],
+    tokenise_all: Callable[[list[Text]], tuple[list[Tokens | None], dict[int, str]]],
     skip_bad: bool,
-    n: int | None,
     context: int | None,
-) -> tuple[list[Item], list[Row]]:
-    """The good lines as text and as tokens, the first n of them; bad ones are an error or a warning."""
+) -> tuple[list[Text], list[Tokens]]:
+    """All good lines, as text and as tokens. Bad lines are an error, or a warning with `skip_bad`."""
     bad: dict[int, str] = {}
-    items: dict[int, Item] = {}
+    texts: dict[int, Text] = {}
     for number, line in lines.items():
         try:
-            items[number] = parse(_object(line))
+            texts[number] = parse(_object(line))
         except ValueError as problem:
             bad[number] = str(problem)
-    rows, problems = fit(list(items.values()))
-    numbers = list(items)
-    bad |= {numbers[i]: problem for i, problem in problems.items()}
-    good = []
-    for number, row in zip(numbers, rows, strict=True):
-        if row is not None and context is not None and len(row) > context:
-            bad[number] = f"{len(row)} tokens, and the model reads {context}"
-        elif row is not None:
-            good.append((items[number], row))
+    tokenised, problems = tokenise_all(list(texts.values()))
+    good: list[tuple[Text, Tokens]] = []
+    for i, (number, tokens) in enumerate(zip(texts, tokenised, strict=True)):
+        if tokens is None:
+            bad[number] = problems[i]
+        elif context is not None and len(tokens) > context:
+            bad[number] = f"it has {len(tokens)} tokens, and the model can read {context}"
+        else:
+            good.append((texts[number], tokens))
     _report(path, len(lines), bad, skip_bad)
-    return [item for item, _ in good[:n]], [row for _, row in good[:n]]
+    return [text for text, _ in good], [tokens for _, tokens in good]
 
 
 def _report(path: str, total: int, bad: dict[int, str], skip_bad: bool) -> None:
+    """Raise an error that lists the bad lines; with `skip_bad`, log a warning if there are good lines too."""
     if not bad:
         return
-    count = f"{len(bad)} of {total} lines"
+    count = f"{len(bad)} of {total} lines {'is' if len(bad) == 1 else 'are'} bad"
     if skip_bad and len(bad) < total:
-        log.warning("%s: %s are bad and were left out.", path, count)
+        log.warning("%s: %s and left out.", path, count)
         return
     shown = "".join(f"\n  line {number}: {bad[number]}" for number in sorted(bad)[:SHOWN])
     more = f"\n  and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    advice = "mend them" if len(bad) == total else "mend them, or leave them out with skip_bad=True (--skip-bad)"
-    raise GatelensError(f"{path}: {count} are bad, so nothing was run; {advice}.{shown}{more}")
+    advice = "correct them" if len(bad) == total else "correct them, or leave them out with skip_bad=True (--skip-bad)"
+    raise GatelensError(f"{path}: {count}, so nothing was run; {advice}.{shown}{more}")
 
 
 def _object(line: str) -> dict[str, Any]:
+    """Parse a line that is a JSON object."""
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
@@ -111,7 +119,7 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _is_response(lines: dict[int, str]) -> bool:
-    """The first line that has a key of either kind says which kind of task it is."""
+    """Whether this is a response task: the first line that has a known key decides."""
     for line in lines.values():
         try:
             keys = set(_object(line))
@@ -135,7 +143,7 @@ def _item(value: dict[str, Any]) -> tuple[str, str]:
 
 def _text(value: dict[str, Any], key: str, keys: tuple[str, ...]) -> str:
     if key not in value:
-        raise ValueError(f"no key {key!r}: a line has {', '.join(keys)}")
+        raise ValueError(f"no key {key!r}: a line has the keys {', '.join(keys)}")
     text = value[key]
     if not isinstance(text, str) or not text:
         raise ValueError(f"{key!r} must be a string that is not empty")
@@ -143,13 +151,10 @@ def _text(value: dict[str, Any], key: str, keys: tuple[str, ...]) -> str:
 
 
 def _texts(value: dict[str, Any], key: str) -> tuple[str, ...]:
+    """The strings under a key that holds one string or a list of strings."""
     if not isinstance(value.get(key), list):
         return (_text(value, key, CIRCUIT_KEYS),)
     texts = value[key]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{key!r} must be a string or a list of strings that are not empty")
     return tuple(texts)
-
-
-def _keys() -> str:
-    return f"{', '.join(CIRCUIT_KEYS)} or with {', '.join(RESPONSE_KEYS)}"
