@@ -1,4 +1,4 @@
-"""The check at load passes for every family, and says which fact fails where one does."""
+"""The check at load passes for every family, and the error says which fact is false."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_float64_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "row", "message"),
+    ("family", "entry", "message"),
     [
         ("llama", {"norm": NormKind(centred=True)}, NORM),
         ("gpt2", {"norm": NormKind(centred=False)}, NORM),
@@ -54,17 +54,19 @@ def test_float64_passes() -> None:
         ("gpt_neox_sequential", {"parallel": "attention_bias"}, MLPS),
     ],
 )
-def test_a_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch, family: str, row: dict[str, Any], message: str) -> None:
+def test_a_wrong_entry_is_detected(
+    monkeypatch: pytest.MonkeyPatch, family: str, entry: dict[str, Any], message: str
+) -> None:
     hf = tiny(family).hf
     name = hf.config.model_type
-    monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], **row))
+    monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], **entry))
     with pytest.raises(GatelensError) as caught:
         check_model(wrap(hf, "mine"))
     assert str(caught.value).startswith(f"mine ({name}) fails the check at load: {message}")
     assert "check=False (--no-check)" in str(caught.value)
 
 
-def test_a_gate_that_scales_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_that_scales_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "_mix", lambda gates, source: lambda z: z * (1 + 1e-6))
     with pytest.raises(
         GatelensError, match="with all head gates at 1 its logits differ from those of plain Hugging Face by up"
@@ -72,7 +74,7 @@ def test_a_gate_that_scales_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         check_model(tiny("llama"))
 
 
-def test_weights_that_are_no_numbers_are_found() -> None:
+def test_weights_that_are_nan_are_detected() -> None:
     model = tiny("llama")
     model.hf.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
     with pytest.raises(GatelensError, match="fails the check at load"):
@@ -88,7 +90,7 @@ def from_the_right(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("side", "distance"), [("left", from_the_left), ("right", from_the_right)])
-def test_padding_that_matters_is_found(side: str, distance: Any) -> None:
+def test_padding_that_matters_is_detected(side: str, distance: Any) -> None:
     """A model that counts its positions from one end, padding or not."""
     model = tiny("llama")
     embeddings = model.hf.get_input_embeddings()

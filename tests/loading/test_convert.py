@@ -110,15 +110,15 @@ def test_logits_are_the_checkpoints(biases: bool, words: str, tmp_path: Path) ->
 @pytest.mark.parametrize("bias", [0.0, 0.4])
 def test_a_gated_model(bias: float, words: str, tmp_path: Path) -> None:
     state = checkpoint()
-    made = convert_checkpoint(written(tmp_path, state), tmp_path / "out", tokenizer=words, heads=HEADS, bias=bias)
+    converted = convert_checkpoint(written(tmp_path, state), tmp_path / "out", tokenizer=words, heads=HEADS, bias=bias)
     model = gatelens.load(tmp_path / "out")
     assert is_sparse(model.hf)
     assert gate_biases(model.hf).eq(bias).all()
-    assert "gated attention" in str(made)
+    assert "gated attention" in str(converted)
     tokens = families.prompts(length=12)
-    ours = model.hf(tokens).logits
-    torch.testing.assert_close(ours, plain_forward(state, tokens, bias)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
-    assert (ours - plain_forward(state, tokens)[..., : families.VOCAB]).abs().max() > 0.01  # some gates are closed
+    logits = model.hf(tokens).logits
+    torch.testing.assert_close(logits, plain_forward(state, tokens, bias)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
+    assert (logits - plain_forward(state, tokens)[..., : families.VOCAB]).abs().max() > 0.01  # some gates are closed
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_every_wrapping(wrap: Any, words: str, tmp_path: Path) -> None:
     state = checkpoint()
     convert_checkpoint(written(tmp_path, wrap(state)), tmp_path / "out", tokenizer=words, heads=HEADS)
     tokens = families.prompts(length=5)
-    ours = gatelens.load(tmp_path / "out", check=False).hf(tokens).logits
-    torch.testing.assert_close(ours, plain_forward(state, tokens)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
+    logits = gatelens.load(tmp_path / "out", check=False).hf(tokens).logits
+    torch.testing.assert_close(logits, plain_forward(state, tokens)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
 
 
 def test_heads_are_taken_from_the_checkpoint(words: str, tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_an_untied_head_stays_its_own(words: str, tmp_path: Path) -> None:
     state["lm_head.weight"] = state["lm_head.weight"].flip(0)
     convert_checkpoint(written(tmp_path, state), tmp_path / "out", tokenizer=words, heads=HEADS)
     tokens = families.prompts(length=5)
-    ours = gatelens.load(tmp_path / "out").hf(tokens).logits
-    torch.testing.assert_close(ours, plain_forward(state, tokens)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
+    logits = gatelens.load(tmp_path / "out").hf(tokens).logits
+    torch.testing.assert_close(logits, plain_forward(state, tokens)[..., : families.VOCAB], atol=1e-4, rtol=1e-4)
 
 
 class Evil:
@@ -192,7 +192,7 @@ def _without(name: str) -> Any:
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_what_is_no_such_checkpoint(data: Any, message: str, words: str, tmp_path: Path) -> None:
+def test_files_that_are_not_such_a_checkpoint(data: Any, message: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match=message):
         convert_checkpoint(written(tmp_path, data), tmp_path / "out", tokenizer=words)
     assert [path.name for path in tmp_path.iterdir()] == ["final.pth"]
@@ -214,13 +214,13 @@ def test_on_the_command_line(
     assert run(monkeypatch, *asked, "--out", "sparse") == 0
     assert "2 layers x 4 heads" in capsys.readouterr().out
     assert is_sparse(gatelens.load(tmp_path / "sparse").hf)
-    for words_, message in (
+    for arguments, message in (
         ([*asked, "--out", "sparse"], "sparse exists already"),
         (["convert", "nowhere.pth", "--out", "new"], "there is no file nowhere.pth"),
         ([*asked, "--out", "new", "--activation", "relu"], "there is no activation 'relu'"),
         (["convert", str(path), "--tokenizer", "./nowhere", "--out", "new"], "nowhere"),
     ):
-        assert run(monkeypatch, *words_) == 2
+        assert run(monkeypatch, *arguments) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
@@ -241,16 +241,16 @@ def test_an_adapter_becomes_full_weights(
     assert "3 layers x 4 heads" in capsys.readouterr().out
     tokens = families.prompts()
     plain = AutoModelForCausalLM.from_pretrained("full")
-    right = gatelens.load("adapter").hf(tokens).logits
-    assert torch.equal(plain(tokens).logits, right)
-    assert not torch.allclose(right, model.hf(tokens).logits, atol=0.01)
+    by_adapter = gatelens.load("adapter").hf(tokens).logits
+    assert torch.equal(plain(tokens).logits, by_adapter)
+    assert not torch.allclose(by_adapter, model.hf(tokens).logits, atol=0.01)
     assert torch.equal(gate_biases(plain), gate_biases(gatelens.load("full").hf))
     assert Path("full/README.md").read_text() == Path("adapter/README.md").read_text()
-    for words_, message in (
+    for arguments, message in (
         (["adapter", "--out", "full"], "full exists already"),
         (["adapter", "--out", "new", "--bias", "0.0"], "give --out alone"),
         (["full", "--out", "new"], "there is no file full: give the path of a checkpoint (final.pth), or an adapter"),
     ):
-        assert run(monkeypatch, "convert", *words_) == 2
+        assert run(monkeypatch, "convert", *arguments) == 2
         assert message in capsys.readouterr().err
     assert not Path("new").exists()

@@ -40,10 +40,10 @@ def test_another_file_of_that_name_size_and_date_is_another_model(tmp_path: Path
     assert fingerprints[0] != fingerprints[1]
 
 
-@pytest.mark.parametrize("kept", [0, 4, 500, 120_000, -1])
-def test_truncated(tmp_path: Path, cache: Path, kept: int) -> None:
+@pytest.mark.parametrize("size", [0, 4, 500, 120_000, -1])
+def test_truncated(tmp_path: Path, cache: Path, size: int) -> None:
     file = write_gguf(tiny("llama"), tmp_path / "mine.gguf")
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:size])
     assert "If the file is truncated, copy it again" in refusal(file)
     assert list(cache.iterdir()) == []
 

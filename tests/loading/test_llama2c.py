@@ -128,9 +128,9 @@ def plain_tokenizer(stories_folder: Path) -> PlainTokenizer:
 def test_logits_are_llama2cs(stories: Model, stories_folder: Path) -> None:
     tokens = stories.tokenizer(SENTENCES[0]).input_ids
     with torch.no_grad():
-        found = stories.hf(torch.tensor([tokens])).logits[0].numpy()
-    wanted = numpy_logits(stories_folder / "stories260K.bin", tokens)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        logits = stories.hf(torch.tensor([tokens])).logits[0].numpy()
+    expected = numpy_logits(stories_folder / "stories260K.bin", tokens)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_it_tells_a_story(stories: Model) -> None:
@@ -178,15 +178,15 @@ def test_the_file_itself_can_be_loaded_in_another_dtype(stories_folder: Path) ->
     assert model.name == "stories260K.bin"
 
 
-@pytest.mark.parametrize("what", ["stories260K.bin", ""])
-def test_a_device_map_is_refused(stories_folder: Path, what: str) -> None:
+@pytest.mark.parametrize("name", ["stories260K.bin", ""])
+def test_a_device_map_is_refused(stories_folder: Path, name: str) -> None:
     with pytest.raises(GatelensError, match="is loaded to one device: give no device_map"):
-        gatelens.load(stories_folder / what, device_map="auto")
+        gatelens.load(stories_folder / name, device_map="auto")
 
 
-@pytest.mark.parametrize("kept", [30, 1000, -4])
-def test_a_truncated_checkpoint_is_refused(stories_folder: Path, tmp_path: Path, kept: int) -> None:
-    (tmp_path / "cut.bin").write_bytes((stories_folder / "stories260K.bin").read_bytes()[:kept])
+@pytest.mark.parametrize("size", [30, 1000, -4])
+def test_a_truncated_checkpoint_is_refused(stories_folder: Path, tmp_path: Path, size: int) -> None:
+    (tmp_path / "cut.bin").write_bytes((stories_folder / "stories260K.bin").read_bytes()[:size])
     shutil.copy(stories_folder / "tok512.bin", tmp_path)
     with pytest.raises(GatelensError, match=r"cut\.bin .*truncated; copy it again"):
         gatelens.load(tmp_path)

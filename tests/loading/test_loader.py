@@ -27,7 +27,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A copy of a saved model, to be spoilt."""
+    """A copy of a saved model, to damage."""
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
@@ -66,8 +66,8 @@ class TestNumbers:
         with torch.no_grad():
             logits = smollm2.hf(tokens).logits[0, -1]
         assert smollm2.tokenizer.decode(logits.argmax()) == " Paris"
-        wanted = {7042: 17.37127, 260: 14.88860, 4528: 13.24498, 0: 1.61364, 100: 1.31923, 10000: 6.78541}
-        for token, value in wanted.items():
+        expected = {7042: 17.37127, 260: 14.88860, 4528: 13.24498, 0: 1.61364, 100: 1.31923, 10000: 6.78541}
+        for token, value in expected.items():
             assert logits[token].item() == pytest.approx(value, abs=1e-3)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -84,8 +84,8 @@ class TestNumbers:
         model, plain = gatelens.load(saved, device_map=device_map), gatelens.load(saved)
         gates = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
         source = capture(plain, prompts(seed=1)).heads
-        found = run_heads(model, prompts(), gates, source, start=capture(model, prompts()))
-        torch.testing.assert_close(found, run_heads(plain, prompts(), gates, source))
+        logits = run_heads(model, prompts(), gates, source, start=capture(model, prompts()))
+        torch.testing.assert_close(logits, run_heads(plain, prompts(), gates, source))
 
     def test_layers_left_on_disk_are_refused(self, saved: Path) -> None:
         names = ("embed_tokens", "norm", "rotary_emb", *(f"layers.{layer}" for layer in range(3)))
@@ -126,10 +126,10 @@ class TestBadFolder:
         (tmp_path / "empty").mkdir()
         assert "does not contain a model" in refusal(tmp_path / "empty")
 
-    @pytest.mark.parametrize("kept", [0, 4, 5000, -1])
-    def test_truncated_weights(self, folder: Path, kept: int) -> None:
+    @pytest.mark.parametrize("size", [0, 4, 5000, -1])
+    def test_truncated_weights(self, folder: Path, size: int) -> None:
         weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:kept])
+        weights.write_bytes(weights.read_bytes()[:size])
         assert "model.safetensors is truncated or damaged" in refusal(folder)
         assert "copy or download it again" in refusal(folder)
 
@@ -186,7 +186,7 @@ class TestBadFolder:
         (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 nothing")
         assert f"cannot read the model in {folder}" in refusal(folder, allow_pickle=True)
 
-    def test_other_pickles_are_no_weights(self, folder: Path) -> None:
+    def test_other_pickles_are_not_weights(self, folder: Path) -> None:
         (folder / "model.safetensors").unlink()
         torch.save({}, folder / "training_args.bin")
         assert "no weights" in refusal(folder)

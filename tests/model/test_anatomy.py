@@ -17,12 +17,12 @@ from gatelens.model.families import FAMILIES, family_of
 
 
 def norms(model: Model) -> list[Norm]:
-    each = [
+    in_blocks = [
         norm
         for block in model.anatomy.blocks
         for norm in (block.before_attention, block.after_attention, block.before_mlp, block.after_mlp)
     ]
-    return [*each, model.anatomy.final_norm]
+    return [*in_blocks, model.anatomy.final_norm]
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -80,11 +80,11 @@ def test_a_contribution_is_the_heads_own_product_times_the_scale_of_the_norm_aft
     received = block.out(z.flatten(-2))
     scale = block.after_attention(received) / received
     nothing = block.out(torch.zeros_like(z.flatten(-2)))
-    for head, found in enumerate(anatomy.contributions(block, z)):
+    for head, contribution in enumerate(anatomy.contributions(block, z)):
         alone = torch.zeros_like(z)
         alone[:, :, head] = z[:, :, head]
-        wanted = (block.out(alone.flatten(-2)) - nothing) * scale
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+        expected = (block.out(alone.flatten(-2)) - nothing) * scale
+        torch.testing.assert_close(contribution, expected, rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()
@@ -93,8 +93,8 @@ def test_contributions_with_a_bias_before_the_norm() -> None:
     block, z = model.anatomy.blocks[1], capture(model, prompts()).heads[1]
     received = block.out(z.flatten(-2))
     bias = block.out.bias * block.after_attention(received) / received
-    found = model.anatomy.contributions(block, z).sum(0) + bias
-    torch.testing.assert_close(found, block.after_attention(received), rtol=1e-3, atol=1e-4)
+    total = model.anatomy.contributions(block, z).sum(0) + bias
+    torch.testing.assert_close(total, block.after_attention(received), rtol=1e-3, atol=1e-4)
 
 
 def test_pull_back_is_autograds(family: Model) -> None:
@@ -102,8 +102,8 @@ def test_pull_back_is_autograds(family: Model) -> None:
     grads = randn(3, 2, 5, family.anatomy.width, seed=1)
     for norm in norms(family):
         y = norm(x)
-        wanted = torch.stack([torch.autograd.grad(y, x, u, retain_graph=True)[0] for u in grads])
-        torch.testing.assert_close(norm.pull_back(grads.clone(), x.detach()), wanted, rtol=1e-4, atol=1e-5)
+        expected = torch.stack([torch.autograd.grad(y, x, u, retain_graph=True)[0] for u in grads])
+        torch.testing.assert_close(norm.pull_back(grads.clone(), x.detach()), expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def test_scale_is_what_the_centred_input_is_multiplied_by(family: Model) -> None
     for norm in norms(family):
         centred = x - x.mean(-1, keepdim=True) if norm.kind.centred and norm.module is not None else x
         bias = getattr(norm.module, "bias", None)
-        found = norm.scale(x) * centred + (0 if bias is None else bias)
-        torch.testing.assert_close(found, norm(x), rtol=1e-4, atol=1e-5)
+        output = norm.scale(x) * centred + (0 if bias is None else bias)
+        torch.testing.assert_close(output, norm(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -128,15 +128,15 @@ def test_projections_are_the_modules_cut_into_heads(family: Model) -> None:
             assert projection.weight.shape == (heads, anatomy.head_dim, anatomy.width)
             part = torch.einsum("btw,hdw->bthd", x, projection.weight)
             parts.append(part if projection.bias is None else part + projection.bias)
-        for found, module in zip(anatomy.fuse(*parts), block.qkv, strict=True):
-            torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-4)
+        for output, module in zip(anatomy.fuse(*parts), block.qkv, strict=True):
+            torch.testing.assert_close(output, module(x), rtol=1e-4, atol=1e-4)
 
 
 def test_unfuse_undoes_fuse(family: Model) -> None:
     dim = family.anatomy.head_dim
     parts = [randn(2, 5, heads, dim, seed=heads) for heads in (4, family.n_kv_heads, family.n_kv_heads)]
-    for found, wanted in zip(family.anatomy.unfuse(family.anatomy.fuse(*parts)), parts, strict=True):
-        assert torch.equal(found, wanted)
+    for part, expected in zip(family.anatomy.unfuse(family.anatomy.fuse(*parts)), parts, strict=True):
+        assert torch.equal(part, expected)
 
 
 @torch.no_grad()
@@ -147,8 +147,8 @@ def test_values_are_values(family: Model) -> None:
     values = anatomy.unfuse([module(block.before_attention(run.streams[0])) for module in block.qkv])[2]
     clip = getattr(family.hf.config, "clip_qkv", None)
     values = values if clip is None else values.clamp(-clip, clip)
-    wanted = values.repeat_interleave(4 // family.n_kv_heads, dim=2)
-    torch.testing.assert_close(run.heads[0][:, 0], wanted[:, 0], rtol=1e-4, atol=1e-5)
+    expected = values.repeat_interleave(4 // family.n_kv_heads, dim=2)
+    torch.testing.assert_close(run.heads[0][:, 0], expected[:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_family_is_named_with_the_known_ones_and_what_to_add() -> None:
@@ -186,10 +186,10 @@ class TestFingerprint:
         assert len({model.fingerprint for model in models}) == len(models)
 
     def test_differs_after_a_change_of_any_one_weight(self) -> None:
-        found = {tiny("llama").fingerprint}
+        fingerprints = {tiny("llama").fingerprint}
         names = [name for name, _ in tiny("llama").hf.named_parameters()]
         for name in names:
             model = tiny("llama")
             model.hf.get_parameter(name).mul_(1.01)
-            found.add(model.fingerprint)
-        assert len(found) == 1 + len(names)
+            fingerprints.add(model.fingerprint)
+        assert len(fingerprints) == 1 + len(names)

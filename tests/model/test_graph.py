@@ -60,7 +60,7 @@ def _layer(name: str) -> int:
 
 
 def _written(source: str, graph: Graph) -> float:
-    """When a source has written, in layers: heads in the middle of theirs, MLPs at its end."""
+    """When a source has written, in layers: heads in the middle of their layer, MLPs at its end."""
     if source == "embed":
         return 0
     return _layer(source) + (0.5 if source[0] == "L" and not graph.parallel else 1)
@@ -74,16 +74,16 @@ def _read(destination: str, graph: Graph) -> float:
 
 
 class TestOnAPath:
-    """Kept edges that lie on a path from the embedding to the logits."""
+    """Edges of a circuit that lie on a path from the embedding to the logits."""
 
     @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
     def test_is_what_a_graph_search_finds(self, graph: Graph, share: float) -> None:
-        kept = torch.rand(20, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < share
-        found = graph.on_a_path(kept)
-        assert found.any()
-        assert not found.all()
-        for row, mine in zip(kept, found, strict=True):
-            assert torch.equal(mine, _searched(graph, row))
+        circuits = torch.rand(20, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < share
+        on_a_path = graph.on_a_path(circuits)
+        assert on_a_path.any()
+        assert not on_a_path.all()
+        for circuit, edges in zip(circuits, on_a_path, strict=True):
+            assert torch.equal(edges, _searched(graph, circuit))
 
     def test_everything_is_on_a_path(self, graph: Graph) -> None:
         assert torch.equal(graph.on_a_path(graph.edges[None])[0], graph.edges)
@@ -91,22 +91,22 @@ class TestOnAPath:
     def test_nothing_is_on_no_path(self, graph: Graph) -> None:
         assert not graph.on_a_path(torch.zeros(1, *graph.edges.shape, dtype=torch.bool)).any()
 
-    def test_an_edge_alone_is_none_unless_it_is_a_path(self) -> None:
+    def test_a_single_edge_counts_only_if_it_is_a_path(self) -> None:
         graph = SHAPES["plain"]
         for name, counts in (("embed -> logits", True), ("embed -> L1H0.q", False), ("L1H0 -> logits", False)):
-            kept = torch.zeros(1, *graph.edges.shape, dtype=torch.bool)
-            kept[(0, *graph.edge(name))] = True
-            assert bool(graph.on_a_path(kept).any()) is counts
+            circuits = torch.zeros(1, *graph.edges.shape, dtype=torch.bool)
+            circuits[(0, *graph.edge(name))] = True
+            assert bool(graph.on_a_path(circuits).any()) is counts
 
 
-def _searched(graph: Graph, kept: Tensor) -> Tensor:
+def _searched(graph: Graph, circuit: Tensor) -> Tensor:
     """The same, with a node for each component: an input leads to every output that depends on it."""
     group = graph.n_heads // graph.n_kv_heads
     search = networkx.DiGraph()
     search.add_nodes_from(["out embed", "in logits"])
     for source, name in enumerate(graph.source_names):
         for destination, other in enumerate(graph.destination_names):
-            if kept[source, destination] and graph.edges[source, destination]:
+            if circuit[source, destination] and graph.edges[source, destination]:
                 search.add_edge(f"out {name}", f"in {other}")
     for layer in range(graph.n_layers):
         search.add_edge(f"in M{layer}", f"out M{layer}")
@@ -117,12 +117,12 @@ def _searched(graph: Graph, kept: Tensor) -> Tensor:
             search.add_edges_from((i, f"out L{layer}H{other}") for i in inputs for other in outputs)
     reached = networkx.descendants(search, "out embed") | {"out embed"}
     useful = networkx.ancestors(search, "in logits") | {"in logits"}
-    found = torch.zeros_like(kept)
+    on_a_path = torch.zeros_like(circuit)
     for source, name in enumerate(graph.source_names):
         for destination, other in enumerate(graph.destination_names):
             edge = f"out {name}", f"in {other}"
-            found[source, destination] = search.has_edge(*edge) and edge[0] in reached and edge[1] in useful
-    return found
+            on_a_path[source, destination] = search.has_edge(*edge) and edge[0] in reached and edge[1] in useful
+    return on_a_path
 
 
 class TestNames:
@@ -136,6 +136,6 @@ class TestNames:
         assert "L0H1.k" in SHAPES["plain"].destination_names
 
     @pytest.mark.parametrize("name", ["", "embed", "embed -> embed", "L1H0 -> L0H0.q", "L9H0 -> logits", "a -> b -> c"])
-    def test_what_is_no_edge(self, name: str) -> None:
+    def test_names_that_are_not_an_edge(self, name: str) -> None:
         with pytest.raises(GatelensError, match="no edge"):
             SHAPES["plain"].edge(name)
