@@ -97,6 +97,27 @@ class TestSummary:
             ("docstring", "edges"),
         }
 
+    def test_runs_with_other_thresholds_are_counted_at_their_own(self, tmp_path: Path) -> None:
+        for name, sparse, needed in (("small", False, 32), ("sparse-small", True, 8)):
+            for threshold in (0.5, 0.9):
+                folder = circuit_run(tmp_path / f"{name}-{threshold}", model=name, sparse=sparse, needed=needed)
+                result = json.loads((folder / "result.json").read_text())
+                result["settings"]["threshold"] = threshold
+                (folder / "result.json").write_text(json.dumps(result))
+        low, high = summarise(read_runs([tmp_path]).circuits)
+        assert [(entry.count, entry.multiplier) for entry in low.entries] == [(16, None), (4, 4.0)]
+        assert [(entry.count, entry.multiplier) for entry in high.entries] == [(32, None), (8, 4.0)]
+        assert [group.title for group in (low, high)] == ["ioi, edges, eap at 50%", "ioi, edges, eap at 90%"]
+
+    def test_a_run_that_names_its_dense_model_is_compared_with_it(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "a", model="large", needed=40)
+        circuit_run(tmp_path / "b", model="small", needed=20)
+        folder = circuit_run(tmp_path / "c", model="sparse-small", sparse=True, needed=10)
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"dense": "large"}))
+        (group,) = summarise(read_runs([tmp_path]).circuits)
+        assert [(entry.dense, entry.multiplier) for entry in group.entries if entry.run.sparse] == [("large", 4.0)]
+
     def test_the_table_shows_counts_and_validity(self, pair: Path, tmp_path: Path) -> None:
         text = write_report([pair], tmp_path / "report").path.read_text()
         table = text[text.index("<table") : text.index("</table>")]

@@ -66,11 +66,9 @@ def draw_pictures(
 def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
     """The figures in the order of the page."""
     for level in ("heads", "edges", "attention"):
-        choices = dict.fromkeys((group.method, group.threshold) for group in groups if group.level == level)
-        for choice in choices:
-            yield kept_plan(
-                [group for group in groups if (group.level, group.method, group.threshold) == (level, *choice)]
-            )
+        methods = dict.fromkeys(group.method for group in groups if group.level == level)
+        for method in methods:
+            yield kept_plan([group for group in groups if (group.level, group.method) == (level, method)])
     if runs.roles:
         yield ablation_plan(runs.roles)
     for title, roles in titles(runs.roles).items():

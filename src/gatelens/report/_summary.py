@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class Group:
 
     task: str
     level: str
-    method: str
+    method: str  # with the threshold, if the report has several
     threshold: float
     entries: list[Entry]
 
@@ -51,7 +51,10 @@ def summarise(runs: Sequence[CircuitRun]) -> list[Group]:
     for run in runs:
         settings = run.result.settings
         grouped.setdefault((settings.level, settings.method, run.result.task, settings.threshold), []).append(run)
-    return [_group(*key, members) for key, members in grouped.items()]
+    groups = [_group(*key, members) for key, members in grouped.items()]
+    if len({group.threshold for group in groups}) > 1:
+        groups = [replace(group, method=f"{group.method} at {group.threshold:.0%}") for group in groups]
+    return groups
 
 
 def _group(level: str, method: str, task: str, threshold: float, runs: list[CircuitRun]) -> Group:
