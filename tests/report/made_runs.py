@@ -104,7 +104,7 @@ def gate_run(folder: Path, *, model: str = "small", task: str = "syntax") -> Pat
 
 
 def sparsify_run(folder: Path, steps: int = 4) -> Path:
-    """Write what a sparsify run leaves behind, its last line half written; returns its folder."""
+    """Write the files of a sparsify run whose last log line is incomplete; returns its folder."""
     folder.mkdir(parents=True)
     write_json(folder / "settings.json", {"model": "abc", "text": "def", "settings": {"steps": 9, "target": 0.1}})
     header = "step,constrained,kl,cross_entropy,above_dense,expected_open,open,multiplier,tokens_per_second"
@@ -118,8 +118,14 @@ _KINDS = (*KINDS, "random")
 
 
 def _asked(folder: Path, kind: str, model: str, task: str, settings: dict[str, Any]) -> None:
-    about = {"kind": kind, "model": {"name": model}, "task": {"name": task}, "settings": settings}
-    write_json(folder / "asked.json", {**about, "versions": versions()})
+    asked = {
+        "kind": kind,
+        "model": {"name": model},
+        "task": {"name": task},
+        "settings": settings,
+        "versions": versions(),
+    }
+    write_json(folder / "asked.json", asked)
 
 
 def _example(folder: Path, graph: Graph, tokens: Sequence[str], sparse: bool, generator: torch.Generator) -> None:
@@ -130,5 +136,4 @@ def _example(folder: Path, graph: Graph, tokens: Sequence[str], sparse: bool, ge
     if sparse:
         tensors["open-0"] = (logits > 0) & ~hidden
     write_tensors(folder / "example.safetensors", tensors)
-    about = {"prompts": [{"tokens": list(tokens), "answer": " mat"}], "note": None}
-    write_json(folder / "example.json", about)
+    write_json(folder / "example.json", {"prompts": [{"tokens": list(tokens), "answer": " mat"}], "note": None})

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Page:
-    """The page with what tests ask of it."""
+    """The page in a browser, with helpers for the tests."""
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver, self.url = driver, url
@@ -63,14 +63,14 @@ class Page:
         Select(self.find(f"#{id_}")).select_by_visible_text(text)
 
     def serious(self) -> list[str]:
-        """What axe-core finds that is serious or critical. It may not preload: the page's policy forbids to fetch."""
+        """The serious and critical findings of axe-core, without preloading, which the page's policy forbids."""
         self.run(AXE.read_text())
         settings = {"resultTypes": ["violations"], "preload": False}
-        found = self.driver.execute_async_script(
+        violations = self.driver.execute_async_script(
             "const [settings, done] = arguments; axe.run(settings).then((x) => done(x.violations))", settings
         )
-        bad = [one for one in found if one["impact"] in ("serious", "critical")]
-        return [f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in bad]
+        bad = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
+        return [f"{rule['id']}: {[node['html'][:200] for node in rule['nodes'][:3]]}" for rule in bad]
 
     def drawn(self, side: int) -> set[str]:
         """The components that are drawn on a side."""
@@ -263,7 +263,7 @@ def test_nothing_serious_for_axe_and_nothing_overflows(page: Page, width: int, s
         pytest.skip("axe-core is not unpacked beside the environment: `make` does it")
     page.driver.get_log("browser")
     page.open(width, scheme)
-    page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     page.find("#circuit-component").send_keys("L1H2")
     assert page.serious() == []
     assert page.run("return document.documentElement.scrollWidth") <= width

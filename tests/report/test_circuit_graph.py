@@ -39,13 +39,15 @@ def random_scores(graph: Graph) -> torch.Tensor:
 def drawn_edges(figure: Figure) -> PathCollection:
     """The collection of curves; the other one holds the points where they end."""
     return next(
-        one for one in figure.axes[0].collections if isinstance(one, PathCollection) and len(one.get_paths()) > 1
+        paths
+        for paths in figure.axes[0].collections
+        if isinstance(paths, PathCollection) and len(paths.get_paths()) > 1
     )
 
 
 def boxes(figure: Figure) -> dict[str, FancyBboxPatch]:
-    found = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
-    return {patch.get_gid().removeprefix("component-"): patch for patch in found}
+    patches = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
+    return {patch.get_gid().removeprefix("component-"): patch for patch in patches}
 
 
 def test_edges_have_width_by_score_colour_by_sign_and_a_line_for_q_k_and_v() -> None:

@@ -43,27 +43,27 @@ def lines(axis: Axes) -> dict[str, Any]:
 
 
 def dashed(axis: Axes) -> list[tuple[list[float], list[float]]]:
-    found = [line for line in axis.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata()) == 2]
-    return [(sorted(line.get_xdata()), list(line.get_ydata())) for line in found]
+    dashed = [line for line in axis.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata()) == 2]
+    return [(sorted(line.get_xdata()), list(line.get_ydata())) for line in dashed]
 
 
 def legend(axis: Axes) -> list[str]:
-    found = axis.get_legend()
-    return [] if found is None else [text.get_text() for text in found.get_texts()]
+    legend = axis.get_legend()
+    return [] if legend is None else [text.get_text() for text in legend.get_texts()]
 
 
 def test_lines_and_bands_are_those_of_the_curves() -> None:
     random = curve([0, 0.1, 0.2, 0.5, 1])
-    ours = dense(random=random)
-    axis = kept_figure({"ioi": {"gpt2": ours}}).axes[0]
+    drawn = dense(random=random)
+    axis = kept_figure({"ioi": {"gpt2": drawn}}).axes[0]
     line = lines(axis)["gpt2"]
     assert list(line.get_xdata()) == KEPT
-    assert list(line.get_ydata()) == ours.effect.tolist() == pytest.approx([0, 0.3, 0.92, 0.95, 1])
+    assert list(line.get_ydata()) == drawn.effect.tolist() == pytest.approx([0, 0.3, 0.92, 0.95, 1])
     band = axis.collections[0].get_paths()[0].vertices.tolist()
-    for x, bottom, top in zip(KEPT, ours.low.tolist(), ours.high.tolist(), strict=True):
+    for x, bottom, top in zip(KEPT, drawn.low.tolist(), drawn.high.tolist(), strict=True):
         assert [x, bottom] in band
         assert [x, top] in band
-    assert ours.low[2] < 0.92 < ours.high[2]  # so that the band is one
+    assert drawn.low[2] < 0.92 < drawn.high[2]  # the band has a width
     baseline = lines(axis)["_random"]
     assert list(baseline.get_ydata()) == random.effect.tolist()
     assert (baseline.get_color(), baseline.get_linewidth() < line.get_linewidth()) == (GREY, True)
@@ -108,9 +108,9 @@ def test_any_number_of_panels_and_models_without_overlapping_text(n: int, models
 )
 def test_edges_have_a_log_scale(level: str, label: str) -> None:
     kept = [0.0, 1.0, 97.0, 9700.0, 32491.0]
-    ours = curve([0, 0.1, 0.3, 0.95, 1], level, kept)
-    theirs = curve([0, 0.2, 0.95, 0.97, 1], level, kept)
-    figure = kept_figure({"ioi": {"gpt2": ours, "sparse-gpt2": theirs}})
+    dense_curve = curve([0, 0.1, 0.3, 0.95, 1], level, kept)
+    sparse_curve = curve([0, 0.2, 0.95, 0.97, 1], level, kept)
+    figure = kept_figure({"ioi": {"gpt2": dense_curve, "sparse-gpt2": sparse_curve}})
     axis = figure.axes[0]
     assert axis.get_xscale() == "log"
     assert list(lines(axis)["gpt2"].get_xdata()) == kept[1:]  # nothing kept has no place on a log scale

@@ -223,7 +223,7 @@ class TestFiles:
         text = (page / "index.html").read_text()
         assert html.escape(HOSTILE).replace("&#x27;", "&#39;") in text
         scripts = re.findall(r"<script(.*?)>(.*?)</script>", text, re.S)
-        assert all(re.fullmatch(r' src="[a-z./-]+" defer', about) and not inside for about, inside in scripts)
+        assert all(re.fullmatch(r' src="[a-z./-]+" defer', attributes) and not inside for attributes, inside in scripts)
         assert "<img src=x" not in text
         for path in (page / "data").iterdir():
             assert not set("<>&") & set(path.read_text())
@@ -257,8 +257,8 @@ class TestFiles:
         with kept.open(newline="") as file:
             rows = list(csv.DictReader(file))
         expected = curve("heads", 12, 8)
-        ours = [float(row["effect"]) for row in rows if row["ranking"] == "absolute"]
-        assert ours == pytest.approx(expected.effect.tolist(), abs=1e-5)
+        effects = [float(row["effect"]) for row in rows if row["ranking"] == "absolute"]
+        assert effects == pytest.approx(expected.effect.tolist(), abs=1e-5)
         assert [float(row["kept"]) for row in rows if row["ranking"] == "random"] == expected.kept.tolist()
 
     def test_other_formats_are_made_on_demand(self, tmp_path: Path) -> None:
@@ -271,11 +271,11 @@ class TestFiles:
         with pytest.raises(GatelensError, match="no figure format 'jpg'"):
             write_report([tmp_path / "run"], tmp_path / "report", ["jpg"])
 
-    def test_the_price_of_open_edges_has_its_data(self, page: Path) -> None:
-        (price,) = (page / "figures").glob("*loss-against-open-edges.csv")
-        with price.open(newline="") as file:
-            found = {row["measure"]: float(row["value"]) for row in csv.DictReader(file)}
-        assert found == {"book dense loss": 3.0, "book above dense": 0.01, "book kl": 0.1, "book open": 0.2}
+    def test_the_cost_of_sparsity_has_its_data(self, page: Path) -> None:
+        (table,) = (page / "figures").glob("*loss-against-open-edges.csv")
+        with table.open(newline="") as file:
+            measures = {row["measure"]: float(row["value"]) for row in csv.DictReader(file)}
+        assert measures == {"book dense loss": 3.0, "book above dense": 0.01, "book kl": 0.1, "book open": 0.2}
 
     def test_scripts_cannot_be_left(self) -> None:
         text = as_script({"a": "</script><!-- & \u2028 ü"})

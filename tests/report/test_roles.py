@@ -60,10 +60,10 @@ def test_long_names_do_not_overlap() -> None:
 
 
 def test_ablation_lines_and_bands_are_those_of_the_curves() -> None:
-    ours = curves()
-    axis = ablation_figure({"syntax": {"model": ours}}).axes[0]
+    drawn = curves()
+    axis = ablation_figure({"syntax": {"model": drawn}}).axes[0]
     lines = {line.get_label(): line for line in axis.get_lines()}
-    for curve in ours:
+    for curve in drawn:
         assert list(lines[curve.kind].get_xdata()) == [0, 25, 50]
         assert list(lines[curve.kind].get_ydata()) == curve.change.tolist() == [0.0, -2.0, -3.0]
     assert len(axis.collections) == 3  # the random order is a thin line without a band
@@ -84,9 +84,9 @@ def test_a_line_is_thin_past_the_heads_of_its_kind() -> None:
     assert (list(thick.get_ydata()), list(thin.get_ydata())) == ([0.0, -2.0], [-2.0, -3.0])
     assert thin.get_linewidth() < thick.get_linewidth()
     assert list(lines["facilitation"].get_xdata()) == [0, 25, 50]
-    said = "thin: also heads of other kinds"
-    assert said in "".join(words(axis.figure))
-    assert said not in "".join(words(ablation_figure({"syntax": {"model": full}})))
+    explanation = "thin: also heads of other kinds"
+    assert explanation in "".join(words(axis.figure))
+    assert explanation not in "".join(words(ablation_figure({"syntax": {"model": full}})))
 
 
 def test_a_task_may_lack_a_model() -> None:

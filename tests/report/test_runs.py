@@ -1,4 +1,4 @@
-"""Saved runs are read back; what is damaged or foreign is named in a sentence, and the rest is read."""
+"""Saved runs are read back; a run that cannot be read is named in one sentence, and the others are read."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def test_folders_without_runs_are_named(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_version_is_read_without_graph_and_example(tmp_path: Path) -> None:
     folder = circuit_run(tmp_path / "old", model="sparse-small")
-    about = json.loads((folder / "result.json").read_text())
-    del about["graph"], about["sparse"]
-    (folder / "result.json").write_text(json.dumps(about))
+    saved = json.loads((folder / "result.json").read_text())
+    del saved["graph"], saved["sparse"]
+    (folder / "result.json").write_text(json.dumps(saved))
     (folder / "example.json").unlink()
     run = read_runs([folder]).circuits[0]
     assert run.graph is None

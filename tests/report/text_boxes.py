@@ -31,15 +31,15 @@ def faults(figure: Figure) -> list[str]:
     """Texts that reach over the edge of the figure, and pairs whose boxes overlap, by more than a pixel."""
     texts = drawn_texts(figure)
     width, height = figure.bbox.width, figure.bbox.height
-    found = [
+    faulty = [
         f"{name!r} is cut off"
         for name, box in texts
         if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1
     ]
-    for (one, a), (other, b) in combinations(texts, 2):
+    for (first, a), (second, b) in combinations(texts, 2):
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1:
-            found.append(f"{one!r} overlaps {other!r}")
-    return found
+            faulty.append(f"{first!r} overlaps {second!r}")
+    return faulty
 
 
 def words(figure: Figure) -> list[str]:

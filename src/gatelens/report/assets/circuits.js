@@ -104,16 +104,16 @@
     const [helps, hinders, pale, soft, node] = ["helps", "hinders", "pale", "soft", "node"].map(colour);
     for (let edge = Math.min(kept, score.length) - 1; edge >= 0; edge--) {
       const [from, to, live] = [source[edge], destination[edge], onPath(side.data, edge, kept)];
-      const mine = from === here || to === here;
+      const own = from === here || to === here; // an edge of the chosen component
       const { dash, shift } = INPUTS[input[edge]];
       (live ? used : dangling).add(from).add(to);
       if (live) {
         const share = Math.abs(score[edge]) / side.most;
         const width = WIDTHS[share > 0.5 ? 2 : share > 0.15 ? 1 : 0];
-        const opacity = here < 0 ? 0.75 : mine ? 1 : 0.12;
+        const opacity = here < 0 ? 0.75 : own ? 1 : 0.12;
         line({ color: score[edge] >= 0 ? helps : hinders, width, dash, opacity }, from, to, shift);
       } else {
-        line({ color: mine ? soft : pale, width: 1, dash: "solid", opacity: here < 0 || mine ? 1 : 0.4 }, from, to, shift);
+        line({ color: own ? soft : pale, width: 1, dash: "solid", opacity: here < 0 || own ? 1 : 0.4 }, from, to, shift);
       }
     }
     dangling.forEach((component) => used.add(component));
@@ -145,11 +145,11 @@
     const [accent, plain, ink, panel] = ["accent", "node", "ink", "panel"].map(colour);
     const shape = (i) => SHAPES.find(([part]) => names[i].includes(part)) ?? SHAPES.at(-1);
 
-    function trace(mine, symbol, size, color) {
+    function trace(members, symbol, size, color) {
       return {
-        x: mine.map((i) => x[i]), y: mine.map((i) => y[i]), customdata: mine.map((i) => names[i]), hovertemplate: "%{customdata}<extra></extra>",
-        text: mine.map((i) => (labelled.has(i) ? names[i] : "")), textposition: "top center", textfont: { size: scaled(10), color: ink },
-        mode: mine.some((i) => labelled.has(i)) ? "markers+text" : "markers", cliponaxis: false,
+        x: members.map((i) => x[i]), y: members.map((i) => y[i]), customdata: members.map((i) => names[i]), hovertemplate: "%{customdata}<extra></extra>",
+        text: members.map((i) => (labelled.has(i) ? names[i] : "")), textposition: "top center", textfont: { size: scaled(10), color: ink },
+        mode: members.some((i) => labelled.has(i)) ? "markers+text" : "markers", cliponaxis: false,
         marker: { symbol, size: scaled(size), color, opacity: 1, line: { color: panel, width: 1 } },
       };
     }
@@ -163,9 +163,9 @@
   function withRoom(places, box) {
     const taken = [];
     return new Set(places.filter((i) => {
-      const mine = box(i);
-      const free = taken.every((other) => Math.abs(other.x - mine.x) * 2 > other.width + mine.width || Math.abs(other.y - mine.y) > mine.height);
-      if (free) taken.push(mine);
+      const label = box(i);
+      const free = taken.every((other) => Math.abs(other.x - label.x) * 2 > other.width + label.width || Math.abs(other.y - label.y) > label.height);
+      if (free) taken.push(label);
       return free;
     }));
   }
