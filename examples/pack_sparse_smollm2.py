@@ -25,7 +25,7 @@ from gatelens.loading.builtin import ADAPTERS
 from gatelens.model import Model
 from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.sparse.adapters import apply_adapter, write_adapter
-from gatelens.sparse.in_model import gate_biases, make_sparse
+from gatelens.sparse.in_model import GateValues, gate_biases, make_sparse
 from gatelens.sparse.sparsify import evaluate
 from gatelens.sparse.sparsify.result import write_card
 from gatelens.sparse.sparsify.student import SCALE
@@ -51,7 +51,7 @@ def pack() -> list[int]:
     biases = torch.stack([layers[layer] for layer in sorted(layers)])
     settings = [stage.as_dict() for stage in STAGES[: len(begun)]]
     about = {"base": "smollm2", "steps": steps, "stages": settings}
-    write_adapter(FOLDER, weights, biases, SCALE, about, torch.float16)
+    write_adapter(FOLDER, weights, GateValues("score", biases), SCALE, about, torch.float16)
     LOGS.mkdir(parents=True, exist_ok=True)
     for number, (run, _) in enumerate(begun, 1):
         for name in ("log.csv", "judged.csv"):

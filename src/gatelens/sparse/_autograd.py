@@ -104,9 +104,8 @@ class _Gradients:
         # 2. The gates: through the expected number of open keys and, where they are straight through, through z
         dweight = passed.mul_(dpassed)
         slope = tiling.soft_slope(tile)
-        dlogits = tile.chance.addcmul_(tile.chance, tile.chance, value=-1).mul_(
-            self.dexpected[heads][..., queries, None]
-        )
+        dlogits = tile.chance.addcmul_(tile.chance, tile.chance, value=-1)
+        dlogits.mul_(self.dexpected[heads][..., queries, None])
         if slope is not None:
             dlogits.addcmul_(slope, dpassed.mul_(tile.weight))
         self.dquery_offset[heads][..., queries] = dlogits.sum(-1)

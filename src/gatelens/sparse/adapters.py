@@ -1,9 +1,12 @@
-"""A sparse model as what training changed: LoRA matrices and gate biases, a few megabytes beside its dense base.
+"""A sparse model stored as what training changed: LoRA matrices and gates, a few megabytes beside its dense base.
 
-`adapter.safetensors` holds, for each module M with an adapter, `M.lora_A` (rank, in) and `M.lora_B` (out, rank), and
-the biases `gate_bias` (layer, head). The merged weight of M is `W + scale * B A`. `adapter.json` says what the base is,
-the scale, and how the adapter was made; where it has the fingerprint of the base's weights, a base with others is
-refused. Weights of another dtype than those that were hashed are not compared: rounding changes them all.
+`adapter.safetensors` holds `M.lora_A` (rank, in) and `M.lora_B` (out, rank) for each module M with an adapter, and
+`gate_bias` (layer, head) for the gates. Probability gates also have `gate_query` and `gate_key` (layer, head, width)
+and `gate_rest` (layer, head, dim). The merged weight of M is `W + scale * B A`.
+
+`adapter.json` names the base, the scale, what the gates see (`gate`; the score if it is missing), and how the adapter
+was made. If it has the fingerprint of the base's weights, a base with other weights is refused. Weights with another
+dtype than those that were hashed are not compared, because rounding changes all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -23,39 +26,45 @@ from transformers.pytorch_utils import Conv1D
 from gatelens.errors import GatelensError
 from gatelens.model.model import hash_weights
 from gatelens.runtime.files import write_tensors
-from gatelens.sparse.in_model import make_sparse
+from gatelens.sparse._head_gates import initial_gates, is_gate_parameter
+from gatelens.sparse.gated_attention import Gate
+from gatelens.sparse.in_model import GateValues, make_sparse
 
 WEIGHTS, ABOUT = "adapter.safetensors", "adapter.json"
+GATE_TENSORS: dict[Gate, tuple[str, ...]] = {"score": ("bias",), "probability": ("bias", "query", "key", "rest")}
 
 
 def write_adapter(
     folder: Path,
     trained: Mapping[str, Tensor],
-    biases: Tensor,
+    gates: GateValues,
     scale: float,
     about: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write an adapter: `trained` has peft's names for its matrices, `biases` are (layer, head).
+    """Write an adapter.
 
-    about: at least the base, as `gatelens.load` opens it; `base_weights` says what else it should have.
+    Arguments:
+        trained: the trained matrices under the names that peft gives them. Parameters of gates are left out.
+        about: goes into adapter.json; at least the base, as `gatelens.load` opens it. `base_weights` adds to it.
     """
-    tensors = {"gate_bias": biases.to("cpu", dtype).contiguous()}
+    tensors = {f"gate_{name}": getattr(gates, name).to("cpu", dtype).contiguous() for name in GATE_TENSORS[gates.gate]}
     for name, weight in trained.items():
-        if name.endswith("gate_bias"):
+        if is_gate_parameter(name):
             continue
-        if (kept := adapter_name(name)) is None:
+        stored_name = adapter_name(name)
+        if stored_name is None:
             raise GatelensError(f"an adapter cannot hold {name}: train other projections, or all weights.")
-        tensors[kept] = weight.detach().to("cpu", dtype).contiguous()
+        tensors[stored_name] = weight.detach().to("cpu", dtype).contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
-    (folder / ABOUT).write_text(json.dumps({**about, "scale": scale}, indent=1) + "\n")
+    (folder / ABOUT).write_text(json.dumps({**about, "gate": gates.gate, "scale": scale}, indent=1) + "\n")
 
 
 def adapter_name(name: str) -> str | None:
-    """What a matrix that peft calls `name` is called in an adapter; None where it is no adapter of a linear module."""
-    found = re.fullmatch(r"base_model\.model\.(.*\.lora_[AB])\.default\.weight", name)
-    return found[1] if found else None
+    """The name in an adapter of a matrix that peft calls `name`; None if it is not an adapter of a linear module."""
+    match = re.fullmatch(r"base_model\.model\.(.*\.lora_[AB])\.default\.weight", name)
+    return match[1] if match else None
 
 
 def base_weights(hf: Any) -> dict[str, str]:
@@ -69,53 +78,69 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """What to load as the base of an adapter."""
-    return str(_about(folder)["base"])
+    """What `gatelens.load` opens as the base of an adapter."""
+    return str(_read_about(folder)["base"])
 
 
 @torch.no_grad()
 def apply_adapter(hf: Any, folder: Path) -> Any:
     """Merge an adapter into its base, in place, and make it sparse. Products are computed in float32."""
-    about, tensors = _about(folder), _tensors(folder)
+    about, tensors = _read_about(folder), _read_tensors(folder)
     modules = dict(hf.named_modules())
     names = [key.removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
-    _refuse_unfit(hf, folder, tensors, names)
+    gates = _read_gates(hf, folder, about, tensors)
+    _check_fit(hf, folder, tensors, names)
     if "fingerprint" in about and about.get("dtype") == str(hf.dtype) and about["fingerprint"] != hash_weights(hf):
         raise GatelensError(
-            f"the adapter in {folder} was made for other weights than {about['base']} has now: give it the base that "
-            "it was made from."
+            f"the adapter in {folder} was made for other weights than {about['base']} has now: use the base that it "
+            "was made from."
         )
     for name in names:
         product = tensors[f"{name}.lora_B"].float() @ tensors[f"{name}.lora_A"].float()
         _add(modules[name], float(about["scale"]) * product)
-    make_sparse(hf, tensors["gate_bias"].float())
+    make_sparse(hf, **vars(gates))
     return hf
 
 
-def _refuse_unfit(hf: Any, folder: Path, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    """Refuse an adapter whose matrices and biases have no place in a model."""
+def _read_gates(hf: Any, folder: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateValues:
+    """The gates of an adapter; raise an error if they do not fit the model."""
+    gate = about.get("gate", "score")
+    if gate not in get_args(Gate):
+        raise _damaged(folder / ABOUT, f"its gate is {gate!r}, not one of {', '.join(get_args(Gate))}")
+    initial = initial_gates(gate, hf.config)
+    values = {}
+    for name in GATE_TENSORS[gate]:
+        if f"gate_{name}" not in tensors:
+            raise _damaged(folder / WEIGHTS, f"it has no gate_{name}")
+        values[name] = tensors[f"gate_{name}"].float()
+        expected = (hf.config.num_hidden_layers, *getattr(initial, name).shape)
+        if values[name].shape != expected:
+            actual = tuple(values[name].shape)
+            raise _of_another_model(folder, f"has gates whose {name} is {actual} (layer, head, ...), not {expected}")
+    return GateValues(gate, **values)
+
+
+def _check_fit(hf: Any, folder: Path, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Raise an error if the matrices of an adapter do not fit the model."""
     modules = dict(hf.named_modules())
-    shape = (hf.config.num_hidden_layers, hf.config.num_attention_heads)
-    if tensors["gate_bias"].shape != shape:
-        raise _of_another(folder, f"has gates for (layer, head) {tuple(tensors['gate_bias'].shape)}, not {shape}")
     for name in names:
         down, up = tensors[f"{name}.lora_A"], tensors.get(f"{name}.lora_B")
         if up is None or down.ndim != 2 or up.ndim != 2 or up.shape[1] != down.shape[0]:
-            raise _damaged(folder / WEIGHTS, f"no matrices A and B for {name}")
+            raise _damaged(folder / WEIGHTS, f"it has no pair of matrices for {name}")
         if not hasattr(modules.get(name), "weight"):
-            raise _of_another(folder, f"changes {name}, which {type(hf).__name__} does not have")
+            raise _of_another_model(folder, f"changes {name}, which {type(hf).__name__} does not have")
         change = (up.shape[0], down.shape[1])
         if tuple(modules[name].weight.shape) != (change[::-1] if isinstance(modules[name], Conv1D) else change):
-            raise _of_another(folder, f"changes {name} in another shape than this model has it")
+            raise _of_another_model(folder, f"changes {name}, which has another shape in this model")
 
 
 def _add(module: Any, change: Tensor) -> None:
-    """Add (out, in) to a linear module's weight; GPT-2 stores its weights the other way round."""
+    """Add (out, in) to a linear module's weight; GPT-2 stores its weights transposed."""
     weight: Tensor = module.weight
     weight.add_((change.T if isinstance(module, Conv1D) else change).to(weight.device, weight.dtype))
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _read_about(folder: Path) -> dict[str, Any]:
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text())
@@ -125,19 +150,17 @@ def _about(folder: Path) -> dict[str, Any]:
     return dict(about)
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     try:
-        tensors = load_file(path)
-        tensors["gate_bias"]
-    except (OSError, SafetensorError, KeyError) as error:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error
-    return tensors
 
 
-def _damaged(path: Path, error: object) -> GatelensError:
-    return GatelensError(f"{path} is no whole part of an adapter ({error}): copy the adapter again.")
+def _damaged(path: Path, reason: object) -> GatelensError:
+    return GatelensError(f"{path} is incomplete or damaged ({reason}): copy the adapter again.")
 
 
-def _of_another(folder: Path, why: str) -> GatelensError:
-    return GatelensError(f"the adapter in {folder} {why}: it belongs to another model, {base_of(folder)}.")
+def _of_another_model(folder: Path, reason: str) -> GatelensError:
+    return GatelensError(f"the adapter in {folder} {reason}: it belongs to another model, {base_of(folder)}.")

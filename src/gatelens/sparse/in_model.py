@@ -1,62 +1,104 @@
 """Gated attention inside a Hugging Face model, through transformers' own attention interface.
 
 No model code is rewritten: importing this module registers the operator under the name "gatelens", and `make_sparse`
-tells a model to use it, as one would tell it to use "sdpa". In training mode gates are drawn, in evaluation mode they
+tells a model to use it, as one would tell it to use "sdpa". In training mode gates are sampled, in evaluation mode they
 are steps. The model's attention dropout is not applied: the noise of the gates takes its place.
 
-A saved sparse model needs nothing but its config: `attn_implementation` names the operator and `gatelens` holds the
-bias of every head, so that plain `from_pretrained` opens it after `import gatelens.sparse`.
+A saved sparse model says in its config which operator it uses (`attn_implementation`) and what its gates see
+(`gatelens`), so that plain `from_pretrained` opens it once this package is imported. Biases of the score gauge are in
+the config too; everything of the probability gauge is among the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from jaxtyping import Bool, Float
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from gatelens.errors import GatelensError
-from gatelens.sparse.gated_attention import GatedAttention, broadcast, gated_attention
+from gatelens.sparse._head_gates import (
+    NAME,
+    ModuleGates,
+    attach_gates,
+    detach_gates,
+    gate_of,
+    initial_gates,
+    take_offsets,
+)
+from gatelens.sparse.gated_attention import Gate, broadcast, gated_attention
+from gatelens.sparse.recording import OpenRecord, attention_modules, generators
+from gatelens.sparse.recording import record_open as record_open
 
-NAME = "gatelens"
-BIAS = 3.0  # gates start open
+BIAS: dict[Gate, float] = {"score": 3.0, "probability": 6.0}
+"""The biases that gates start with: most edges are open."""
 
 
-def make_sparse(hf: Any, bias: float | Tensor | None = None, learned: bool = False) -> None:
+@dataclass(frozen=True, eq=False)
+class GateValues:
+    """What the gates of all heads of a model are made of; the score gauge has biases only.
+
+    `make_sparse(hf, **vars(values))` gives a model these gates.
+    """
+
+    gate: Gate
+    bias: Float[Tensor, "layer head"]
+    query: Float[Tensor, "layer head width"] | None = None
+    key: Float[Tensor, "layer head width"] | None = None
+    rest: Float[Tensor, "layer head dim"] | None = None
+
+
+def make_sparse(
+    hf: Any,
+    bias: float | Tensor | None = None,
+    learned: bool = False,
+    *,
+    gate: Gate | None = None,
+    query: Float[Tensor, "layer head width"] | None = None,
+    key: Float[Tensor, "layer head width"] | None = None,
+    rest: Float[Tensor, "layer head dim"] | None = None,
+) -> None:
     """Switch a loaded Hugging Face causal LM to gated attention, in place.
 
-    bias: one for all heads, or (layer, head); by default what the model has or was saved with, else 3.
-    learned: each attention module gets its (head,) biases as a parameter `gate_bias`, part of the state dict. Save such
-    a model with `save_sparse`.
+    What is not given stays as it is in a model that has gates of this kind already, or was saved with them. Otherwise
+    the bias is 3 in the score gauge and 6 in the probability gauge, and offsets and rest values are 0.
+
+    Arguments:
+        bias: one for all heads, or (layer, head).
+        learned: make the values of the gates parameters that require gradients. Save such a model with `save_sparse`.
+        gate: what the gates see; by default what the model has, or its scores.
+        query, key: u and w, from which the offsets of queries and keys are computed; probability gauge only.
+        rest: the rest value of each head; probability gauge only.
+
+    Example:
+        make_sparse(hf, bias=6.2, gate="probability")  # closes edges with an attention weight below 0.002
     """
-    modules = _attention_modules(hf)
-    dense = _dense_implementation(hf)
-    if bias is None:
-        bias = gate_biases(hf) if hasattr(hf.config, NAME) else BIAS
-    shape = (len(modules), hf.config.num_attention_heads)
-    biases = broadcast("bias", torch.as_tensor(bias, dtype=torch.float32), shape)
+    modules, dense = attention_modules(hf), _dense_implementation(hf)
+    gates = _chosen_gates(hf, modules, gate, {"bias": bias, "query": query, "key": key, "rest": rest})
     hf.set_attn_implementation(NAME)
     if not is_sparse(hf) or not modules:
         raise GatelensError(f"{type(hf).__name__} has no attention that transformers can exchange.")
-    for module, values in zip(modules, biases, strict=True):
-        _set_bias(module, values, learned)
-    # A learned bias changes after this: it is written by `save_sparse` only, so that no stale one is ever saved.
-    hf.config.gatelens = {"bias": None if learned else biases.tolist(), "dense": dense}
+    for module, values in zip(modules, gates, strict=True):
+        attach_gates(module, values, learned)
+    # A learned bias of the score gauge changes after this: only `save_sparse` writes it, so that no old one is saved.
+    in_config = gates[0].gate == "score" and not learned
+    saved = {"bias": [values.bias.tolist() for values in gates] if in_config else None, "dense": dense}
+    hf.config.gatelens = saved if gates[0].gate == "score" else {"gate": gates[0].gate, "dense": dense}
     hf.config.attn_implementation = NAME
 
 
 def make_dense(hf: Any) -> None:
-    """Undo `make_sparse`: the model attends as it did before, and its config forgets the gates."""
+    """Undo `make_sparse`: the model attends as it did before, and its config has no gates."""
     hf.set_attn_implementation(_dense_implementation(hf))
-    for module in _attention_modules(hf):
-        if hasattr(module, "gate_bias"):
-            del module.gate_bias
+    for module in attention_modules(hf):
+        detach_gates(module)
     for name in (NAME, "attn_implementation"):
         if hasattr(hf.config, name):
             delattr(hf.config, name)
@@ -67,14 +109,25 @@ def is_sparse(hf: Any) -> bool:
     return bool(hf.config._attn_implementation == NAME)
 
 
-def gate_biases(hf: Any) -> Tensor:
-    """(layer, head): the biases of a sparse model as they are now, without gradient, on the CPU."""
-    return torch.stack([bias_of(module).detach().float().cpu() for module in _attention_modules(hf)])
+def gate_values(hf: Any) -> GateValues:
+    """What the gates of a sparse model are made of now, in float32, without gradient, on the CPU."""
+    gates = [_gates_of(module) for module in attention_modules(hf)]
+    stacked = {
+        name: torch.stack([getattr(each, name).detach().float().cpu() for each in gates])
+        for name in ("bias", "query", "key", "rest")
+        if getattr(gates[0], name) is not None
+    }
+    return GateValues(gates[0].gate, **stacked)
+
+
+def gate_biases(hf: Any) -> Float[Tensor, "layer head"]:
+    """The biases of a sparse model as they are now, without gradient, on the CPU."""
+    return gate_values(hf).bias
 
 
 @contextmanager
 def dense_attention(hf: Any) -> Iterator[None]:
-    """Inside, a sparse model attends to everything, with the attention it was made from."""
+    """Inside, a sparse model attends to everything, with the attention implementation that it was made from."""
     hf.set_attn_implementation(_dense_implementation(hf))
     try:
         yield
@@ -83,99 +136,52 @@ def dense_attention(hf: Any) -> Iterator[None]:
 
 
 def save_sparse(hf: Any, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Write a sparse model as a folder, with its biases as they are now.
+    """Write a sparse model as a folder, with its gates as they are now.
 
-    state_dict: the gathered weights of a model that is spread over processes.
+    Arguments:
+        state_dict: the gathered weights of a model that is sharded over processes.
     """
     weights = dict(hf.state_dict() if state_dict is None else state_dict)
-    learned = [weights.pop(name).float().tolist() for name in list(weights) if name.endswith(".gate_bias")]
     before = hf.config.gatelens
-    hf.config.gatelens = {**before, "bias": learned or before["bias"]}
-    hf.config.attn_implementation = NAME  # transformers takes it out of a config that it reads
+    if before.get("gate", "score") == "score":
+        learned = [weights.pop(name).float().tolist() for name in list(weights) if name.endswith(".gate_bias")]
+        hf.config.gatelens = {**before, "bias": learned or before["bias"]}
+    hf.config.attn_implementation = NAME  # transformers removes it from a config that it reads
     try:
         hf.save_pretrained(folder, state_dict=weights)
     finally:
         hf.config.gatelens = before
 
 
-class OpenRecord:
-    """What the gates of each layer did in the last forward pass, stacked over layers."""
+@dataclass(frozen=True, eq=False)
+class EdgeGates:
+    """The gates of one attention module in one forward pass, for code that computes attention itself."""
 
-    def __init__(self, edges: bool) -> None:
-        self.wants_edges = edges
-        self._layers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor | None]] = {}
-
-    def add(self, layer: int, attention: GatedAttention) -> None:
-        _, expected, edges = attention
-        self._layers[layer] = expected, attention.open_share, attention.pairs, edges
-
-    @property
-    def expected(self) -> Tensor:
-        """(layer, batch, head): expected share of open edges, with gradient."""
-        return self._stack(0)
-
-    @property
-    def open_share(self) -> Tensor:
-        """(layer, batch, head): share of visible pairs with s + b > 0, the reported sparsity."""
-        return self._stack(1)
-
-    @property
-    def pairs(self) -> Tensor:
-        """(layer, batch, head): number of visible pairs; what to weigh the shares with in a mean over rows."""
-        return self._stack(2)
-
-    @property
-    def edges(self) -> Tensor:
-        """Boolean (layer, batch, head, query, key): the open gates; kept with `record_open(hf, edges=True)`."""
-        return self._stack(3)
-
-    def _stack(self, index: int) -> Tensor:
-        kept: list[Any] = [layer[index] for _, layer in sorted(self._layers.items())]
-        if not kept or kept[0] is None:
-            raise GatelensError("nothing was recorded: run a sparse model in record_open, with edges=True for edges.")
-        return torch.stack([x.to(kept[0].device) for x in kept])
+    edges: Bool[Tensor, "batch head query key"]  # visible and open
+    rest: Float[Tensor, "head dim"] | None  # z_i = rest + sum over open j of p_ij (v_j - rest); None is 0
 
 
-@contextmanager
-def record_open(hf: Any, edges: bool = False) -> Iterator[OpenRecord]:
-    """Inside, every forward pass of a sparse model leaves its shares of open edges in the record.
+def edge_gates(
+    module: Any, scores: Float[Tensor, "batch head query key"], visible: Bool[Tensor, "batch _ query key"]
+) -> EdgeGates:
+    """Say which edges of a sparse model's attention module are open, in a forward pass that is under way.
 
-    edges: keep the gates themselves too, in memory quadratic in the sequence length.
+    Call it once from an attention function whose registered name starts with "gatelens": offsets are only computed for
+    these.
+
+    Arguments:
+        scores: scaled and soft-capped, not masked.
+        visible: True for a visible pair.
     """
-    record = OpenRecord(edges)
-    modules = _attention_modules(hf)
-    for module in modules:
-        module.gate_record = record
-    try:
-        yield record
-    finally:
-        for module in modules:
-            del module.gate_record
-
-
-@contextmanager
-def row_noise(hf: Any, seeds: Sequence[Sequence[int]]) -> Iterator[None]:
-    """Inside, the gates of each row of a batch are drawn from the row's own seed, a few integers from 0 up.
-
-    So they depend neither on what else is in the batch, nor on the device, nor on what was drawn before.
-    """
-    modules = _attention_modules(hf)
-    for module in modules:
-        module.gate_seeds = seeds
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.gate_seeds
-
-
-def _generators(module: Any) -> list[torch.Generator] | None:
-    """One for each row, under `row_noise`."""
-    seeds = getattr(module, "gate_seeds", None)
-    if seeds is None:
-        return None
-    mixed = [int(np.random.SeedSequence([*seed, module.layer_idx]).generate_state(1)[0]) for seed in seeds]
-    return [torch.Generator().manual_seed(seed) for seed in mixed]
+    gates = _gates_of(module)
+    of_queries, of_keys = take_offsets(module)
+    logits = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if gates.gate == "probability":
+        logits = logits.masked_fill(~visible, -torch.inf).log_softmax(-1)
+    logits = logits + gates.bias.to(logits)[:, None, None]
+    if of_queries is not None and of_keys is not None:
+        logits = logits + of_queries.to(logits)[..., :, None] + of_keys.to(logits)[..., None, :]
+    return EdgeGates(visible & (logits > 0), None if gates.rest is None else gates.rest.to(scores))
 
 
 def _attend(
@@ -193,22 +199,30 @@ def _attend(
     for unknown in ("position_bias", "s_aux"):
         if kwargs.get(unknown) is not None:
             raise GatelensError(f"{type(module).__name__} needs `{unknown}`, which gated attention does not have.")
+    gates = _gates_of(module)
+    of_queries, of_keys = take_offsets(module)
     causal = attention_mask is None and (module.is_causal if is_causal is None else is_causal)
     if causal and query.shape[2] > 1:
         # Without a mask the queries are the first tokens of the cache: the rest of a static one is still empty.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        of_keys = None if of_keys is None else of_keys[..., : query.shape[2]]
     record: OpenRecord | None = getattr(module, "gate_record", None)
     attention = gated_attention(
         query,
         key,
         value,
-        bias_of(module),
+        gates.bias,
         causal=causal,
         sample=module.training,
+        gate=gates.gate,
+        query_offset=of_queries,
+        key_offset=of_keys,
+        rest=gates.rest,
         scale=scaling,
         softcap=softcap,
         mask=attention_mask,
-        generator=_generators(module) if module.training else None,
+        generator=generators(module) if module.training else None,
+        straight_through=getattr(module, "gate_straight_through", False),
         return_open=record is not None and record.wants_edges,
     )
     if record is not None:
@@ -216,9 +230,11 @@ def _attend(
     return attention[0].transpose(1, 2).contiguous(), None
 
 
-def _mask(q_length: int, q_offset: int = 0, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:
-    """Sdpa's mask, in which padded queries see nothing either: their edges would count as open or closed."""
-    mask: Tensor | None = sdpa_mask(q_length=q_length, q_offset=q_offset, attention_mask=attention_mask, **rest)
+def _mask(
+    q_length: int, q_offset: int | Tensor = 0, attention_mask: Tensor | None = None, **kwargs: Any
+) -> Tensor | None:
+    """The mask of sdpa, in which padded queries see nothing either: otherwise their edges would be counted."""
+    mask: Tensor | None = sdpa_mask(q_length=q_length, q_offset=q_offset, attention_mask=attention_mask, **kwargs)
     if mask is None or attention_mask is None:
         return mask
     queries = torch.arange(q_length, device=attention_mask.device) + q_offset
@@ -229,36 +245,51 @@ AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, _mask)
 
 
-def _attention_modules(hf: Any) -> list[Any]:
-    """The self-attention modules of a decoder, by layer."""
-    found = [m for m in hf.modules() if hasattr(m, "layer_idx") and getattr(m, "is_causal", False)]
-    return sorted(found, key=lambda module: module.layer_idx)
+def _chosen_gates(
+    hf: Any, modules: list[Any], gate: Gate | None, given: Mapping[str, float | Tensor | None]
+) -> list[ModuleGates]:
+    """The gates of each module: what is given, else what the model has, else initial values."""
+    has_gates = hasattr(hf.config, NAME) and modules
+    now = [_gates_of(module) for module in modules] if has_gates else []
+    kind: Gate = gate or (now[0].gate if now else "score")
+    if not now or now[0].gate != kind:
+        now = [initial_gates(kind, hf.config, BIAS[kind]) for _ in modules]
+    chosen: dict[str, list[Tensor | None]] = {}
+    for name, values in given.items():
+        present = [getattr(each, name) for each in now]
+        if values is not None and now:
+            if present[0] is None:
+                raise GatelensError(
+                    f"gates that see scores have no {name}: choose gate='probability', or leave it out."
+                )
+            shape = (len(modules), *present[0].shape)
+            present = list(broadcast(name, torch.as_tensor(values, dtype=torch.float32), shape))
+        chosen[name] = [None if each is None else each.detach().float() for each in present]
+    layers = zip(*chosen.values(), strict=True)
+    return [ModuleGates(kind, **dict(zip(chosen, layer, strict=True))) for layer in layers]
+
+
+def _gates_of(module: Any) -> ModuleGates:
+    """The gates of an attention module. Biases of a model that plain transformers opened are still in its config."""
+    if not hasattr(module, "gate_bias"):
+        saved = getattr(module.config, NAME, {}).get("bias")
+        if saved is None:
+            raise GatelensError("this model has no gate biases: set them with make_sparse, and save with save_sparse.")
+        attach_gates(module, ModuleGates("score", torch.tensor(saved[module.layer_idx])), learned=False)
+        module.config.attn_implementation = NAME  # for the next save, see save_sparse
+    if gate_of(module) == "score":
+        return ModuleGates("score", module.gate_bias)
+    return ModuleGates(
+        "probability", module.gate_bias, module.gate_query.weight, module.gate_key.weight, module.gate_rest
+    )
 
 
 def _dense_implementation(hf: Any) -> str:
-    """The attention that a model has without gates."""
+    """The attention implementation that a model has without gates."""
     if not is_sparse(hf):
         return str(hf.config._attn_implementation)
     return str(getattr(hf.config, NAME, {}).get("dense") or hf.get_correct_attn_implementation(None))
 
 
 def bias_of(module: Any) -> Tensor:
-    """The (head,) biases of an attention module; those of a model opened by plain transformers are in its config."""
-    if not hasattr(module, "gate_bias"):
-        saved = getattr(module.config, NAME, {}).get("bias")
-        if saved is None:
-            raise GatelensError("no gate biases in this model: set them with make_sparse, save them with save_sparse.")
-        _set_bias(module, torch.tensor(saved[module.layer_idx]), learned=False)
-        module.config.attn_implementation = NAME  # for the next save, see save_sparse
-    bias: Tensor = module.gate_bias
-    return bias
-
-
-def _set_bias(module: nn.Module, values: Tensor, learned: bool) -> None:
-    if hasattr(module, "gate_bias"):
-        del module.gate_bias
-    values = values.to(next(module.parameters()).device, copy=True)
-    if learned:
-        module.gate_bias = nn.Parameter(values)
-    else:
-        module.register_buffer("gate_bias", values, persistent=False)
+    return _gates_of(module).bias

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
-from gatelens.sparse.in_model import dense_attention, is_sparse, record_open
+from gatelens.sparse.in_model import dense_attention, is_sparse
+from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
 from gatelens.sparse.text import Source, sequences
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.adapters import base_weights, write_adapter
-from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse, save_sparse
+from gatelens.sparse.in_model import gate_values, is_sparse, make_sparse, save_sparse
 from gatelens.sparse.sparsify.judge import Judgement
 from gatelens.sparse.sparsify.settings import SparsifySettings
 from gatelens.sparse.sparsify.student import SCALE, Student
@@ -27,7 +27,7 @@ def merged(student: Student) -> Any:
     Adapters are merged in place: their base must not be shared with the dense model.
     """
     hf = student.trained.merge_and_unload() if student.trained is not student.hf else student.hf
-    make_sparse(hf, gate_biases(hf))
+    make_sparse(hf, **vars(gate_values(hf)))
     if not all(weight.isfinite().all() for weight in hf.parameters()):
         raise GatelensError(
             "the trained model has weights that are no numbers: nothing is written; lower learning_rate or "
@@ -54,7 +54,7 @@ def write_result(
         (part / CARD).write_text(card)
         if settings.weights == "lora":
             about = {"base": base_name(model), **base_weights(model.hf), "settings": settings.as_dict()}
-            write_adapter(part, trained, gate_biases(hf), SCALE, about)
+            write_adapter(part, trained, gate_values(hf), SCALE, about)
         if settings.merge or settings.weights == "full":
             save_sparse(hf, part)
             model.tokenizer.save_pretrained(part)

@@ -13,7 +13,8 @@ from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.model.families import family_of
 from gatelens.sparse.adapters import adapter_name
-from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse, record_open
+from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse
+from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify.settings import SparsifySettings
 from gatelens.sparse.sparsify.spread import cut
 
@@ -26,7 +27,7 @@ class Student:
 
     def __init__(self, model: Model, settings: SparsifySettings, share: bool) -> None:
         """share: let frozen weights be those of the dense model itself, without a second copy in memory."""
-        if is_sparse(model.hf) and (settings.bias != BIAS or settings.bias_end is not None):
+        if is_sparse(model.hf) and (settings.bias != BIAS["score"] or settings.bias_end is not None):
             raise GatelensError(
                 f"{model.name} is sparse already and keeps the biases that it has: leave out bias and bias_end, or "
                 "give the dense model that it was made from."

@@ -23,7 +23,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.runtime.files import write_tensors
 from gatelens.runtime.precision import use_bfloat16
-from gatelens.sparse.in_model import record_open, row_noise
+from gatelens.sparse.recording import record_open, sequence_noise
 from gatelens.sparse.sparsify.geco import Multiplier
 from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
 from gatelens.sparse.sparsify.rows import Rows
@@ -94,7 +94,7 @@ class Training:
         dense = self._dense(tokens) if settings.teacher else None
         self.student.train()
         seeds = [(settings.seed, step, number) for number in numbers]
-        with row_noise(self.student.hf, seeds), record_open(self.student.hf) as record:
+        with sequence_noise(self.student.hf, seeds), record_open(self.student.hf) as record:
             with self._precision():
                 logits = self.module(input_ids=tokens, use_cache=False).logits
             sparse = logits.float().log_softmax(-1)
