@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gatelens.runtime.files import read_tensors, replace_file, write_folder, write_json, write_tensors
+from gatelens.errors import GatelensError
+from gatelens.runtime.files import read_numbers, read_tensors, replace_file, write_folder, write_json, write_tensors
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -55,6 +56,18 @@ def writer(text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / "file").write_text(text) and None
 
 
+def test_a_log_is_read_without_its_incomplete_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,text\n1,0.5,\n2,0.25,3\n3,0.1")
+    assert read_numbers(path) == (
+        ["step", "loss", "text"],
+        [{"step": 1.0, "loss": 0.5}, {"step": 2.0, "loss": 0.25, "text": 3.0}],
+    )
+    path.write_text("step,loss\n1,many\n")
+    with pytest.raises(GatelensError, match=r"cannot read .*log\.csv .*'many'"):
+        read_numbers(path)
+
+
 class TestWriteFolder:
     def test_the_folder_is_there_when_all_is_written(self, tmp_path: Path) -> None:
         write_folder(tmp_path / "deep" / "mine", writer("all"))
@@ -78,6 +91,13 @@ class TestWriteFolder:
         write_folder(tmp_path / "mine", write)
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
         assert (tmp_path / "mine" / "file").read_text() == "first"
+
+    def test_an_older_folder_is_replaced_with_all_its_contents(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "mine", writer("old"))
+        (tmp_path / "mine" / "other").write_text("left over")
+        write_folder(tmp_path / "mine", writer("new"), replace=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+        assert [(path.name, path.read_text()) for path in (tmp_path / "mine").iterdir()] == [("file", "new")]
 
     def test_a_folder_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")

@@ -21,8 +21,8 @@ from torch import Tensor
 import gatelens
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.model import Model
-from gatelens.report._reading import read_log
 from gatelens.report.figures import loss_against_open_figure, training_figure
+from gatelens.runtime.files import read_numbers
 from gatelens.sparse.in_model import gate_biases, make_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify.log import Log
@@ -311,9 +311,9 @@ def test_held_out_text_may_change(base: Model, text: Path, held: Path, run: Path
     assert [row["step"] for row in rows] == [2, 3, 4]
     assert [{key.split()[0] for key in row} - {"step"} for row in rows] == [{"words"}, {"words", "other"}, {"other"}]
     assert rows[1]["words open"] == rows[1]["other open"]
-    judged = read_log(run / "judged.csv")
+    judged = read_numbers(run / "judged.csv")[1]
     assert judged == rows
-    above, _ = training_figure(read_log(run / "log.csv"), judged).axes
+    above, _ = training_figure(read_numbers(run / "log.csv")[1], judged).axes
     lines = {str(line.get_label()): np.asarray(line.get_xdata()).tolist() for line in above.get_lines()}
     assert lines["words: above dense"] == [2, 3]
     assert lines["other: above dense"] == [3, 4]

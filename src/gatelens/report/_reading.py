@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
 from gatelens.model.graph import Graph
 from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
-from gatelens.runtime.files import read_json, read_tensors
+from gatelens.runtime.files import read_json, read_numbers, read_tensors
 from gatelens.runtime.run_folder import ASKED, RESULT
 
 # What reading a file of the right form with wrong contents may raise.
@@ -118,21 +117,13 @@ def _sparsify_run(folder: Path) -> SparsifyRun:
     asked = read_json(folder / "settings.json")
     if not isinstance(asked.get("settings"), dict):
         raise GatelensError(f"{folder / 'settings.json'} was not written by gatelens: it has no settings of a run.")
-    log = read_log(folder / "log.csv")
+    log = read_numbers(folder / "log.csv")[1]
     if not log:
         raise GatelensError(f"{folder} holds a run that has not made a step yet.")
     if not {"step", "constrained", "open", "multiplier"} <= log[0].keys():
         raise GatelensError(f"{folder / 'log.csv'} was not written by gatelens: it is not the log of a sparsify run.")
     judged = folder / "judged.csv"
-    return SparsifyRun(folder, asked, log, read_log(judged) if judged.exists() else [])
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The records of a training log. A cell is empty if a text was not judged at that step; it has no key then."""
-    with path.open(newline="") as file:
-        # The last line of a run that was killed may be incomplete.
-        records = [record for record in csv.DictReader(file) if None not in record and None not in record.values()]
-    return [{key: float(value) for key, value in record.items() if value} for record in records]
+    return SparsifyRun(folder, asked, log, read_numbers(judged)[1] if judged.exists() else [])
 
 
 def _is_sparse(saved: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from gatelens.report._runs import Runs
 from gatelens.report._summary import summarise
 from gatelens.report._views import attention_views, circuit_views, head_views
 from gatelens.report.figures._saving import check_formats
-from gatelens.runtime.files import write_json
+from gatelens.runtime.files import write_folder, write_json
 from gatelens.runtime.versions import versions
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -74,22 +73,19 @@ def write_report(folders: Sequence[str | Path], out: str | Path, formats: Sequen
     runs = read_runs(folders)
     if not runs.all:
         raise GatelensError(f"there is nothing to report. {' '.join(runs.problems)}")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    reports: list[Report] = []
+    with_png = tuple(dict.fromkeys(("png", *formats)))
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        report = _write(runs, plotly, temporary, out, tuple(dict.fromkeys(("png", *formats))))
-        _replace_folder(out, temporary)
+        write_folder(out, lambda folder: reports.append(_write(runs, plotly, folder, out, with_png)), replace=True)
     except OSError as error:
         raise GatelensError(
             f"cannot write the report to {out} ({error.strerror or error}): give another --out."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return report
+    return reports[0]
 
 
 def _write(runs: Runs, plotly: Path, folder: Path, out: Path, formats: Sequence[str]) -> Report:
+    """Write all files of a report on ``out`` into a temporary folder."""
     # 1. The contents.
     groups = summarise(runs.circuits)
     pictures, not_drawn = draw_pictures(runs, groups, folder / "figures", formats)
@@ -166,12 +162,3 @@ def _refuse_other_folders(out: Path) -> None:
     """Raise an error if ``out`` exists and is neither an earlier report nor an empty folder."""
     if out.exists() and not (out / _MARK).exists() and not (out.is_dir() and not any(out.iterdir())):
         raise GatelensError(f"{out} exists and is not a report of gatelens: give another --out, or an empty folder.")
-
-
-def _replace_folder(out: Path, new: Path) -> None:
-    """Put the new folder in the place of the old one."""
-    old = new.with_suffix(".old")
-    if out.exists():
-        out.rename(old)
-    new.rename(out)
-    shutil.rmtree(old, ignore_errors=True)

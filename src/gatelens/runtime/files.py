@@ -41,14 +41,15 @@ def make_folder(path: Path) -> None:
         raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+def write_folder(path: Path, write: Callable[[Path], None], *, replace: bool = False) -> None:
     """Create a folder that is either complete or absent.
 
     If another process creates the folder at the same time, the first one wins.
 
     Arguments:
-        path: the folder. It must not exist yet.
+        path: the folder. Unless it is replaced, it must not exist yet.
         write: writes the contents into the temporary folder that it is given.
+        replace: replace the folder that exists, with all its contents.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -56,6 +57,8 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
     try:
         folder.mkdir()
         write(folder)
+        if replace and path.exists():
+            path.rename(temporary / f"{path.name}.old")
         try:
             folder.rename(path)
         except OSError:
@@ -101,6 +104,24 @@ def write_csv(path: Path, header: Sequence[str], records: Iterable[Sequence[Any]
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in record] for record in records)
+
+
+def read_numbers(path: Path) -> tuple[list[str], list[dict[str, float]]]:
+    """The numbers of a CSV file to which a run appends lines.
+
+    A line that a killed run left incomplete is skipped.
+
+    Returns:
+        The columns, and one record per line. A record does not have the columns whose cell is empty.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        complete = [record for record in reader if None not in record and None not in record.values()]
+    try:
+        records = [{name: float(cell) for name, cell in record.items() if cell} for record in complete]
+    except ValueError as error:
+        raise GatelensError(f"cannot read {path} ({error}): remove the damaged file, or run the job again.") from error
+    return list(reader.fieldnames or ()), records
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

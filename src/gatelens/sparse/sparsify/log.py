@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from gatelens.errors import GatelensError
-from gatelens.runtime.files import replace_file
+from gatelens.runtime.files import read_numbers, replace_file
 
 Row = dict[str, float]
 FIELDS = (
@@ -58,14 +57,8 @@ class Log:
         """The columns and rows that are there."""
         if self.folder is None or not self._path("csv").exists():
             return (), []
-        with self._path("csv").open(newline="") as file:
-            reader = csv.DictReader(file)
-            # A killed run leaves half a line.
-            rows = [row for row in reader if None not in row and None not in row.values() and row.get("step")]
-        try:
-            return reader.fieldnames or (), [{k: float(v) for k, v in row.items() if v} for row in rows]
-        except ValueError as error:
-            raise GatelensError(f"{self._path('csv')} is damaged ({error}): remove it to go on without.") from error
+        columns, rows = read_numbers(self._path("csv"))
+        return columns, [row for row in rows if "step" in row]
 
     def _cells(self, row: Row) -> list[str]:
         return [_short(row[name]) if name in row else "" for name in self.fields]
