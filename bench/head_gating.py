@@ -12,7 +12,7 @@ from bench.heads import gpt2_small
 from bench.rows import Row, quick, say
 from bench.timing import ratios
 from gatelens import GatelensError, Model
-from gatelens.gates.fitting import mean_nll
+from gatelens.gates.responses import mean_nll
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
 EXAMPLES, PROMPT, RESPONSE = 8, 28, 4

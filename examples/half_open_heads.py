@@ -12,27 +12,26 @@ import torch
 
 import gatelens as gl
 from gatelens.gates.responses import mean_log_probs
-from gatelens.jobs.roles import load_roles
 from gatelens.measures.ablation import ablation_order, forced
 from gatelens.tasks.batches import as_responses, split
 
 
 def main(folder: str, most: int) -> None:
-    run = load_roles(folder)
+    run = gl.load_roles(folder)
     model, settings = gl.load(run.model), run.settings
     whole = as_responses(gl.task(run.task, model, n=settings.n + settings.held_out, seed=settings.seed))
     _, held_out = split(whole, settings.n)
     for seed, plus in enumerate(run.roles.plus):
         order = ablation_order(run.roles, "interference", seed)
         count = int(run.roles.is_kind("interference")[seed].sum())
-        for what, heads in (("interfering", order[:count]), ("next in order", order[count:most])):
+        for group_name, heads in (("interfering", order[:count]), ("next in order", order[count:most])):
             groups = [heads, *heads.split(1)]  # all together, then each alone
             rows = [plus, *(forced(plus, group, value) for group in groups for value in (0.0, 1.0))]
-            found = mean_log_probs(model, held_out, torch.stack(rows))
-            fitted, ends = found[0], found[1:].view(-1, 2)  # (group, closed or open)
+            log_probs = mean_log_probs(model, held_out, torch.stack(rows))
+            fitted, ends = log_probs[0], log_probs[1:].view(-1, 2)  # (group, closed or open)
             best = torch.cat([ends[1:], fitted.expand(len(heads), 1)], 1).argmax(1).bincount(minlength=3).tolist()
             print(
-                f"seed {seed}, {len(heads)} {what}, gates {plus.flatten()[heads].min():.2f} to "
+                f"seed {seed}, {len(heads)} {group_name}, gates {plus.flatten()[heads].min():.2f} to "
                 f"{plus.flatten()[heads].max():.2f}: log p {ends[0, 0]:.1f} closed, {fitted:.1f} as fitted, "
                 f"{ends[0, 1]:.1f} open; one at a time best closed {best[0]}, as fitted {best[2]}, open {best[1]}",
                 flush=True,

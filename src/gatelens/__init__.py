@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
+    from gatelens.gates.roles import HeadRoles as HeadRoles
     from gatelens.jobs.circuit import CircuitSettings as CircuitSettings
     from gatelens.jobs.circuit import find_circuit as find_circuit
+    from gatelens.jobs.roles import find_roles as find_roles
     from gatelens.loading.loader import load as load
+    from gatelens.measures.ablation import AblationCurve as AblationCurve
     from gatelens.measures.ablation import ablation_curve as ablation_curve
     from gatelens.measures.curves import Curve as Curve
     from gatelens.measures.curves import CurveSettings as CurveSettings
     from gatelens.measures.curves import explained_effect as explained_effect
     from gatelens.measures.curves import multiplier as multiplier
     from gatelens.measures.mediation import compare_with_patching as compare_with_patching
+    from gatelens.measures.roles_result import RolesResult as RolesResult
+    from gatelens.measures.roles_result import RolesSettings as RolesSettings
+    from gatelens.measures.roles_result import load_roles as load_roles
     from gatelens.methods.attribution import attribute_attention as attribute_attention
     from gatelens.methods.attribution import attribute_edges as attribute_edges
     from gatelens.methods.attribution import attribute_heads as attribute_heads
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AblationCurve": "gatelens.measures.ablation",
     "CircuitSettings": "gatelens.jobs.circuit",
     "Curve": "gatelens.measures.curves",
     "CurveSettings": "gatelens.measures.curves",
@@ -48,7 +55,10 @@ _WHERE = {
     "Head": "gatelens.model.components",
     "ContrastSettings": "gatelens.methods.contrast",
     "HeadGatingSettings": "gatelens.methods.head_gating",
+    "HeadRoles": "gatelens.gates.roles",
     "Model": "gatelens.model",
+    "RolesResult": "gatelens.measures.roles_result",
+    "RolesSettings": "gatelens.measures.roles_result",
     "SparsifySettings": "gatelens.sparse.sparsify",
     "ablation_curve": "gatelens.measures.ablation",
     "compare_with_patching": "gatelens.measures.mediation",
@@ -57,10 +67,12 @@ _WHERE = {
     "attribute_heads": "gatelens.methods.attribution",
     "explained_effect": "gatelens.measures.curves",
     "find_circuit": "gatelens.jobs.circuit",
+    "find_roles": "gatelens.jobs.roles",
     "fit_contrast": "gatelens.methods.contrast",
     "fit_head_gates": "gatelens.methods.head_gating",
     "gated_attention": "gatelens.sparse.gated_attention",
     "load": "gatelens.loading.loader",
+    "load_roles": "gatelens.measures.roles_result",
     "multiplier": "gatelens.measures.curves",
     "patch_attention": "gatelens.methods.patching",
     "patch_edges": "gatelens.methods.patching",

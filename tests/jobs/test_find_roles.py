@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,17 @@ from safetensors.torch import load_file
 from gatelens import GatelensError, Model
 from gatelens.cli.tables import roles_table
 from gatelens.gates.responses import share_known
-from gatelens.jobs.roles import GateSettings, find_roles, load_roles
-from gatelens.methods.head_gating import KINDS
+from gatelens.gates.roles import KINDS
+from gatelens.jobs.roles import find_roles
+from gatelens.measures.roles_result import RolesFile, RolesSettings, load_roles
+from gatelens.report.run_figures import draw_run
+from gatelens.runtime.files import write_tensors
 from gatelens.tasks import task as make_task
 from gatelens.tasks.batches import as_responses, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
-SMALL = GateSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
+FIRST_VERSION = Path(__file__).parents[2] / "results" / "head-ablation-smollm2" / "cells"
+SMALL = RolesSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
 
 
 def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None:
@@ -40,8 +45,8 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
         assert a.kind == b.kind
         assert torch.equal(a.changes, b.changes)
         assert torch.equal(a.heads, b.heads)
-    rows = list(csv.DictReader((tmp_path / "run" / "ablation.csv").open()))
-    last = [row for row in rows if row["kind"] == "facilitation"][-1]
+    records = list(csv.DictReader((tmp_path / "run" / "ablation.csv").open()))
+    last = [record for record in records if record["kind"] == "facilitation"][-1]
     assert (int(last["ablated"]), float(last["change"])) == (
         6,
         pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
@@ -54,12 +59,58 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
     needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
-    for name in ("roles", "ablation"):
-        assert (tmp_path / "run" / f"{name}.png").stat().st_size > 1000
+    assert not list((tmp_path / "run").glob("*.png"))  # the command line draws, not the job
+    assert sorted(path.name for path in draw_run(tmp_path / "run")) == ["ablation.png", "roles.png"]
+    assert all((tmp_path / "run" / f"{name}.png").stat().st_size > 1000 for name in ("roles", "ablation"))
+
+
+@pytest.mark.parametrize("folder", sorted(FIRST_VERSION.iterdir()), ids=lambda folder: folder.name)
+def test_results_of_version_0_1_still_open(folder: Path) -> None:
+    about = json.loads((folder / "result.json").read_text())
+    assert "schema_version" not in about
+    result = load_roles(folder)
+    assert (result.model, result.task, result.sparse) == (about["model"], about["task"], about["sparse"])
+    assert json.loads(result.settings.model_dump_json()) == about["settings"]
+    assert result.roles.summary() == about["summary"]
+    assert (result.known, result.seconds) == (about["known"], about["seconds"])
+    for curve in result.curves:
+        assert curve.own is not None
+        assert float(curve.change[-1]) == about["change at the end"][curve.kind]
+        assert float(curve.own.mean()) == about["change of their own heads"][curve.kind]
+    file = RolesFile.read(folder)
+    assert file.heads_of_kind == about["heads of each kind"]
+    assert (file.last_change, file.own_change) == (about["change at the end"], about["change of their own heads"])
+
+
+def test_a_file_of_a_later_version_or_a_damaged_one_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copytree(sorted(FIRST_VERSION.iterdir())[0], tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "result.json").read_text())
+    for change, sentence in (
+        ({"schema_version": 3}, "has schema version 3, but this version of gatelens reads up to 2"),
+        ({"model": None}, r"cannot read .*result.json \(model is None: it must be a valid string\)"),
+        ({"settings": about["settings"] | {"seeds": 0}}, "seeds is 0: it must be greater than or equal to 1"),
+    ):
+        (tmp_path / "run" / "result.json").write_text(json.dumps(about | change))
+        with pytest.raises(GatelensError, match=sentence):
+            load_roles(tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(json.dumps(about))
+    write_tensors(tmp_path / "run" / "roles.safetensors", {"gates": torch.zeros(1, 2, 3)})
+    with pytest.raises(GatelensError, match=r"roles.safetensors has no tensor 'plus'"):
+        load_roles(tmp_path / "run")
+
+
+def test_a_task_is_as_good_as_its_name(stories: Model, tmp_path: Path) -> None:
+    settings = RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1)
+    by_name = find_roles(stories, "induction", settings, out=tmp_path / "run")
+    task = make_task("induction", stories, n=6)
+    assert torch.equal(find_roles(stories, task, settings).roles.losses, by_name.roles.losses)
+    assert find_roles(stories, task, settings, out=tmp_path / "run").seconds == by_name.seconds  # it was loaded
+    with pytest.raises(GatelensError, match="the task induction is already made, so the options source cannot"):
+        find_roles(stories, task, settings, options={"source": "other"})
 
 
 def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(stories: Model) -> None:
-    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
+    found = find_roles(stories, "induction", RolesSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
     curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in found.curves]
     printed = io.StringIO()
     Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
@@ -70,25 +121,27 @@ def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(sto
 
 
 def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:
-    found = find_roles(stories, "syntax", GateSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
+    found = find_roles(stories, "syntax", RolesSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
     fitted, held_out = (
-        share_known(stories, part, 1.0) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
+        share_known(stories, part) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
     )
     assert found.known == pytest.approx(held_out)
     assert fitted != pytest.approx(held_out)
 
 
 def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:
-    found = find_roles(stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
+    found = find_roles(stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
     saved = load_file(tmp_path / "roles.safetensors")
     for kind in KINDS:
         assert torch.equal(saved[kind], found.roles.kind(kind))
-    rows = list(csv.DictReader((tmp_path / "roles.csv").open()))
-    assert len(rows) == stories.n_layers * stories.n_heads * len(KINDS)
-    (row,) = [row for row in rows if (row["head"], row["kind"]) == ("L1H2", "irrelevance")]
+    records = list(csv.DictReader((tmp_path / "roles.csv").open()))
+    assert len(records) == stories.n_layers * stories.n_heads * len(KINDS)
+    (record,) = [record for record in records if (record["head"], record["kind"]) == ("L1H2", "irrelevance")]
     plus, minus = found.roles.plus[:, 1, 2], found.roles.minus[:, 1, 2]
-    assert [float(row[f"seed {seed}"]) for seed in range(2)] == pytest.approx((plus * (1 - minus)).tolist(), rel=1e-4)
-    assert float(row["mean"]) == pytest.approx((plus * (1 - minus)).mean().item(), rel=1e-4)
+    assert [float(record[f"seed {seed}"]) for seed in range(2)] == pytest.approx(
+        (plus * (1 - minus)).tolist(), rel=1e-4
+    )
+    assert float(record["mean"]) == pytest.approx((plus * (1 - minus)).mean().item(), rel=1e-4)
 
 
 def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_free(
@@ -98,7 +151,7 @@ def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_fre
     lines = ['{"prompt": "Once upon a", "response": " time"}'] * 5
     long = json.dumps({"prompt": "Once upon a time. " * 300, "response": " Tom"})
     own.write_text("\n".join([*lines, long]))
-    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    settings = RolesSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
     with pytest.raises(
         GatelensError, match=r"1 of 6 lines is bad(.|\n)*line 6: it has \d+ tokens, and the model can read 512"
     ):
@@ -123,7 +176,7 @@ def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest
 
     watch("fit_head_gates")
     watch("ablation_curve")
-    find_roles(stories, "induction", GateSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
+    find_roles(stories, "induction", RolesSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
     assert {name: len(prompts) for name, prompts in seen.items()} == {"fit_head_gates": 6, "ablation_curve": 5}
     assert not seen["fit_head_gates"] & seen["ablation_curve"]
 
@@ -172,9 +225,9 @@ def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:
 
 
 def test_another_request_in_the_same_folder_is_refused(stories: Model, tmp_path: Path) -> None:
-    settings = GateSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
+    settings = RolesSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
     find_roles(stories, "induction", settings, out=tmp_path / "run")
     with pytest.raises(GatelensError, match="holds a run with settings"):
         find_roles(
-            stories, "induction", GateSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
+            stories, "induction", RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
         )

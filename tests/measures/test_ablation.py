@@ -13,13 +13,15 @@ from scipy import stats
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.cli import main
 from gatelens.gates.responses import response_log_probs
+from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.gates.scores import HeadScores
-from gatelens.jobs.contrast import TwoTaskSettings, find_contrast, load_contrast
-from gatelens.jobs.roles import GateSettings, find_roles
+from gatelens.jobs.contrast import find_contrast
+from gatelens.jobs.roles import find_roles
 from gatelens.measures.ablation import AblationCurve, ablation_curve, ablation_order
+from gatelens.measures.contrast_result import TwoTaskSettings, load_contrast
 from gatelens.measures.mediation import compare_runs, compare_with_patching
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.methods.contrast import ContrastSettings, fit_contrast
-from gatelens.methods.head_gating import KINDS, HeadRoles
 from gatelens.tasks.base import Example, ResponseTask
 from gatelens.tasks.batches import split
 
@@ -158,7 +160,7 @@ def test_contrast_does_not_depend_on_how_examples_are_split_into_batches() -> No
     turned = [replace(x, response_ids=x.response_ids[:: (-1) ** i]) for i, x in enumerate(keep.examples)]
     lose, settings = replace(keep, examples=turned), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
     one = fit_contrast(copying_model(), keep, lose, settings)
-    parts = fit_contrast(copying_model(), keep, lose, replace(settings, batch=2, accumulate=4))
+    parts = fit_contrast(copying_model(), keep, lose, settings.replace(batch=2, accumulate=4))
     torch.testing.assert_close(parts.gates, one.gates, atol=1e-5, rtol=0)
     torch.testing.assert_close(parts.losses, one.losses, atol=1e-5, rtol=0)
 
@@ -254,7 +256,7 @@ def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
 
 def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
     found = find_roles(
-        stories, "induction", GateSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
+        stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
     )
     settings = CircuitSettings(method="patching", n=4, points=3, sample=0)
     circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
@@ -262,7 +264,7 @@ def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
     assert isinstance(scores, HeadScores)
     assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(found.roles, scores, k=3)
     find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
-    with pytest.raises(GatelensError, match="holds no patched heads"):
+    with pytest.raises(GatelensError, match="does not hold patched heads"):
         compare_runs(tmp_path / "g", tmp_path / "e")
-    with pytest.raises(GatelensError, match="c holds no head roles: `gatelens gate"):
+    with pytest.raises(GatelensError, match="c does not hold head roles: `gatelens gate"):
         compare_runs(tmp_path / "c", tmp_path / "g")

@@ -17,10 +17,10 @@ from copying import copying_model, copying_task
 from gatelens import HeadGatingSettings, Model, fit_head_gates
 from gatelens.cli import make_app
 from gatelens.gates import fitting
+from gatelens.gates.roles import HeadRoles
 from gatelens.measures.ablation import ablation_curve
-from gatelens.methods.head_gating import HeadRoles
+from gatelens.runtime.context import Context
 from gatelens.runtime.files import write_tensors
-from gatelens.runtime.journal import Journal
 from gatelens.runtime.processes import Processes
 
 SETTINGS = HeadGatingSettings(seeds=3, updates=6, batch=4)
@@ -40,12 +40,12 @@ def model() -> Model:
     return made
 
 
-def stop_at(folder: Path, update: int) -> Journal:
-    def stop(what: str, done: int, total: int) -> None:
-        if "G+" in what and done == update:
+def stop_at(folder: Path, update: int) -> Context:
+    def stop(title: str, done: int, total: int) -> None:
+        if "G+" in title and done == update:
             raise Stop
 
-    return Journal(folder, stop)
+    return Context.in_folder(folder, progress=stop)
 
 
 def tensors(roles: HeadRoles) -> dict[str, torch.Tensor]:
@@ -59,13 +59,13 @@ def main(out: Path, folder: str) -> None:
     # Each process stops after another update, and then they continue.
     fitting._UPDATES = 1
     with suppress(Stop):
-        fit_head_gates(ours, task, SETTINGS, journal=stop_at(out / "pieces", STOP[processes.index]))
+        fit_head_gates(ours, task, SETTINGS, context=stop_at(out / "pieces", STOP[processes.index]))
     processes.wait()
     if processes.index == 0:
         shutil.copytree(out / "pieces", out / "stopped")
     processes.wait()
-    roles = fit_head_gates(ours, task, SETTINGS, journal=Journal(out / "pieces"))
-    curve = ablation_curve(ours, task, roles, most=3, batch=3, journal=Journal(out / "pieces"))
+    roles = fit_head_gates(ours, task, SETTINGS, context=Context.in_folder(out / "pieces"))
+    curve = ablation_curve(ours, task, roles, most=3, batch=3, context=Context.in_folder(out / "pieces"))
     few = fit_head_gates(ours, task, ONE_SEED)
     write_tensors(
         out / f"found-{processes.index}.safetensors",

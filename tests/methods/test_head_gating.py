@@ -17,8 +17,9 @@ from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting, responses
 from gatelens.gates.fitting import draw_batch
 from gatelens.gates.responses import response_log_probs, share_known, token_counts
-from gatelens.methods.head_gating import KINDS, HeadRoles
+from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.runtime import precision
+from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
@@ -158,7 +159,7 @@ def test_rows_that_do_not_fit_into_memory_are_run_one_by_one_with_the_same_numbe
     rows: list[int] = []
     embedding = model.hf.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    alone = fit_head_gates(model, task, replace(settings, memory_gb=1e-9))
+    alone = fit_head_gates(model, task, settings, context=Context(memory_gb=1e-9))
     handle.remove()
     assert max(rows[-18:]) == 2  # the last updates: one row of gates, two examples
     for name in ("gates", "plus", "minus", "losses"):
@@ -180,14 +181,14 @@ class Stop(Exception):
     pass
 
 
-def stop_at(folder: Path, update: int) -> Journal:
-    """A journal that ends the fit of G+ and G- after an update."""
+def stop_at(folder: Path, update: int) -> Context:
+    """A context that ends the fit of G+ and G- after an update."""
 
-    def stop(what: str, done: int, total: int) -> None:
-        if "G+" in what and done == update:
+    def stop(title: str, done: int, total: int) -> None:
+        if "G+" in title and done == update:
             raise Stop
 
-    return Journal(folder, stop)
+    return Context.in_folder(folder, progress=stop)
 
 
 def same(found: HeadRoles, right: HeadRoles) -> None:
@@ -205,10 +206,12 @@ def test_a_fit_that_was_stopped_continues_with_the_same_numbers(
     monkeypatch.setattr(fitting, "_UPDATES", updates)
     monkeypatch.setattr(fitting, "_SECONDS", seconds)
     with pytest.raises(Stop):
-        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 37))
+        fit_head_gates(model, task, settings, context=stop_at(tmp_path, 37))
     said: list[int] = []
-    journal = Journal(tmp_path, lambda what, done, total: said.append(done) if "G+" in what else None)
-    same(fit_head_gates(model, task, settings, journal=journal), whole)
+    context = Context.in_folder(
+        tmp_path, progress=lambda title, done, total: said.append(done) if "G+" in title else None
+    )
+    same(fit_head_gates(model, task, settings, context=context), whole)
     assert said == [0, *range(kept, 61)]  # every update is reported
 
 
@@ -218,14 +221,14 @@ def test_fits_that_are_behind_catch_up(tmp_path: Path, monkeypatch: pytest.Monke
     whole = fit_head_gates(model, task, settings)
     monkeypatch.setattr(fitting, "_UPDATES", 1)
     with pytest.raises(Stop):
-        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 3))
+        fit_head_gates(model, task, settings, context=stop_at(tmp_path, 3))
     [early] = Journal(tmp_path).kept("G+")
     with pytest.raises(Stop):
-        fit_head_gates(model, task, settings, journal=stop_at(tmp_path, 6))
+        fit_head_gates(model, task, settings, context=stop_at(tmp_path, 6))
     [late] = Journal(tmp_path).kept("G+")
     rows = {"plus-0": late["plus-0"], "plus-1": early["plus-1"], "minus-1": torch.zeros(5)}  # no minus-0; a wrong size
     Journal(tmp_path).keep("G+-and-G-.0-of-1", rows)
-    again = fit_head_gates(model, task, settings, journal=Journal(tmp_path))
+    again = fit_head_gates(model, task, settings, context=Context.in_folder(tmp_path))
     for name in ("gates", "plus", "minus", "losses"):
         torch.testing.assert_close(getattr(again, name), getattr(whole, name), atol=1e-6, rtol=0)
 
@@ -316,8 +319,8 @@ def test_autocast_rounds_products_and_changes_little(monkeypatch: pytest.MonkeyP
 def test_a_processor_without_bfloat16_is_not_made_to_imitate_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: False)
     model, task, settings = tiny("llama"), any_task(), HeadGatingSettings(seeds=1, updates=1)
-    with pytest.warns(GatelensWarning, match="no instructions for bfloat16: matrix products are float32"):
-        asked = fit_head_gates(model, task, replace(settings, autocast=True))
+    with pytest.warns(GatelensWarning, match="no bfloat16 instructions: matrix products run in float32"):
+        asked = fit_head_gates(model, task, settings.replace(autocast=True))
     same(asked, fit_head_gates(model, task, settings))
 
 
@@ -331,7 +334,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
     shapes: list[tuple[int, ...]] = []
     embedding = model.hf.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
-    found = fitting.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
+    found = responses.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
     handle.remove()
     size = {1: 1, 30: 3}.get(tokens, 10)
     parts = [lengths[start : start + size] for start in range(0, 10, size)]
@@ -344,14 +347,14 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
 def test_short_sequences_go_through_plain_attention_with_the_same_gradient(
     monkeypatch: pytest.MonkeyPatch, longest: int
 ) -> None:
-    monkeypatch.setattr(fitting, "_SHORT", longest)
+    monkeypatch.setattr(responses, "_SHORT", longest)
     model, batch = tiny("llama"), draw_batch(any_task(), 4, 0, 0)
     model.hf.set_attn_implementation("sdpa")
     used = []
     for block in model.hf.model.layers:
         block.register_forward_pre_hook(lambda *_: used.append(model.hf.config._attn_implementation))
-    found, right = (fitting.uniform_logits(model, 0)[None].requires_grad_() for _ in range(2))
-    fitting.mean_nll(model, batch, found.sigmoid()).sum().backward()
+    found, right = (fitting.uniform_start(model, [0]).requires_grad_() for _ in range(2))
+    responses.mean_nll(model, batch, found.sigmoid()).sum().backward()
     assert set(used) == {"eager" if longest else "sdpa"}
     assert model.hf.config._attn_implementation == "sdpa"
     (-(response_log_probs(model, batch, right.sigmoid()) / token_counts(batch)).mean(1)).sum().backward()
@@ -363,7 +366,9 @@ def test_an_example_longer_than_the_context_is_named() -> None:
     task = ResponseTask(
         "long", 0, [Example("0 1 |", " 0", (0, 1, 11), (0,)), Example("too long", " 1", (1,) * 8, (1,))]
     )
-    with pytest.raises(GatelensError, match=r"example 1 of long \('too long'\.\.\.\) has 9 tokens.*reads 8"):
+    with pytest.raises(
+        GatelensError, match=r"example 1 of long \('too long'\.\.\.\) has 9 tokens.*the context of .* has 8"
+    ):
         fit_head_gates(model, task)
 
 
@@ -390,20 +395,20 @@ def test_a_task_without_examples_is_refused() -> None:
 def test_the_share_known_is_that_of_plain_first_choices(stories: Model) -> None:
     from gatelens import task
 
-    mine = task("syntax", stories, n=12)
-    assert isinstance(mine, ResponseTask)
+    syntax = task("syntax", stories, n=12)
+    assert isinstance(syntax, ResponseTask)
     hits = []
-    for example in mine.examples:
+    for example in syntax.examples:
         first = stories.hf(torch.tensor([example.prompt_ids + example.response_ids])).logits[0].argmax(-1)
         hits += (first[len(example.prompt_ids) - 1 : -1] == torch.tensor(example.response_ids)).tolist()
-    assert share_known(stories, mine, 1.0) == pytest.approx(sum(hits) / len(hits))
+    assert share_known(stories, syntax) == pytest.approx(sum(hits) / len(hits))
 
 
 @pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
 def test_a_model_at_chance_is_warned_about() -> None:
     with pytest.warns(
         GatelensWarning,
-        match="predicts 0%.*hardly has the behaviour.*One that it does not know is 'response' after 'prompt 0'",
+        match="predicts 0%.*hardly has the behaviour.*it does not know is 'response' after 'prompt 0'",
     ):
         fit_head_gates(tiny("gpt2"), any_task(4), HeadGatingSettings(seeds=1, updates=1))
 
@@ -417,7 +422,7 @@ def test_the_warning_looks_at_the_first_examples_only(monkeypatch: pytest.Monkey
         return run(model, tokens, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(responses, "run_heads", counted)
-    responses.warn_if_unknown(model, task, 1.0, most=4)
+    responses.warn_if_unknown(model, task, n_examples=4)
     assert sum(seen) == 4
 
 
@@ -428,7 +433,7 @@ def test_the_warning_looks_at_the_first_examples_only(monkeypatch: pytest.Monkey
         {"updates": 0},
         {"penalty": -1.0},
         {"penalty": float("nan")},
-        {"memory_gb": 0.0},
+        {"memory_gb": 4.0},  # the budget belongs to the context
         {"first_rate": (-1.0, 0.1)},
         {"seed": -1},
         {"seed": 10**20},

@@ -15,9 +15,11 @@ from copying import copying_task
 from head_gating_run import GATE, ONE_SEED, SETTINGS, model, tensors
 
 from gatelens import Model, fit_head_gates
-from gatelens.jobs.roles import GateSettings, find_roles, load_roles
+from gatelens.gates.roles import HeadRoles
+from gatelens.jobs.roles import find_roles
 from gatelens.measures.ablation import ablation_curve
-from gatelens.methods.head_gating import HeadRoles
+from gatelens.measures.roles_result import RolesSettings, load_roles
+from gatelens.runtime.context import Context
 from gatelens.runtime.files import read_tensors
 from gatelens.runtime.journal import Journal
 
@@ -73,7 +75,7 @@ def test_one_process_continues_what_two_began(two: tuple[Path, str], one: HeadRo
     }
     said: list[tuple[str, int, int]] = []
     journal = Journal(tmp_path / "pieces", lambda *what: said.append(what))
-    same(tensors(fit_head_gates(model(), copying_task(8), SETTINGS, journal=journal)), one)
+    same(tensors(fit_head_gates(model(), copying_task(8), SETTINGS, context=Context(journal=journal))), one)
     # G is there, and of G+ and G- the rows that are behind come first.
     assert said == [("fit G", 0, 6), ("fit G", 6, 6), *(("fit G+ and G-", done, 6) for done in (0, 2, 3, 4, 5, 6))]
 
@@ -99,7 +101,7 @@ def test_the_main_process_alone_writes_and_prints(two: tuple[Path, str], stories
     assert {"asked.json", "result.json", "roles.safetensors", "ablation.csv"} < files
     assert not {name for name in files if name == "pieces" or name.endswith(".tmp")}
     numbers = {key.removeprefix("--").replace("-", "_"): int(n) for key, n in zip(GATE[::2], GATE[1::2], strict=True)}
-    right, found = find_roles(stories, "induction", GateSettings(**numbers)), load_roles(out / "run")
+    right, found = find_roles(stories, "induction", RolesSettings(**numbers)), load_roles(out / "run")
     torch.testing.assert_close(found.roles.losses, right.roles.losses, atol=1e-4, rtol=0)
     for a, b in zip(found.curves, right.curves, strict=True):
         torch.testing.assert_close(a.changes, b.changes, atol=1e-3, rtol=0)

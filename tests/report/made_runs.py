@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatelens.gates.roles import KINDS
 from gatelens.jobs.circuit import CircuitSettings
-from gatelens.jobs.roles import GateSettings
 from gatelens.measures.curves import Curve
 from gatelens.measures.results import save_curve
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.measures.validity import Validity
-from gatelens.methods.head_gating import KINDS
 from gatelens.model.graph import Graph
 from gatelens.runtime.files import write_json, write_tensors
 from gatelens.runtime.versions import versions
@@ -84,9 +84,9 @@ def gate_run(folder: Path, *, model: str = "small", task: str = "syntax") -> Pat
     gates, plus, minus = (torch.rand(2, 3, 4, generator=generator) for _ in range(3))
     ablated = torch.tensor([0, 2, 4])
     changes = {kind: torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]]) * i for i, kind in enumerate(_KINDS)}
-    settings = GateSettings(seeds=2, n=4, held_out=4, most=4, every=2)
+    settings = RolesSettings(seeds=2, n=4, held_out=4, most=4, every=2)
     folder.mkdir(parents=True)
-    _asked(folder, "gate", model, task, asdict(settings))
+    _asked(folder, "gate", model, task, settings.identity())
     write_tensors(
         folder / "roles.safetensors",
         {
@@ -98,7 +98,13 @@ def gate_run(folder: Path, *, model: str = "small", task: str = "syntax") -> Pat
             **{f"changes.{kind}": change for kind, change in changes.items()},
         },
     )
-    result = {"model": model, "task": task, "sparse": False, "settings": asdict(settings), "seconds": 2.0}
+    result = {
+        "model": model,
+        "task": task,
+        "sparse": False,
+        "settings": settings.model_dump(mode="json"),
+        "seconds": 2.0,
+    }
     write_json(folder / "result.json", result)
     return folder
 

@@ -1,4 +1,4 @@
-"""Learn what heads are for."""
+"""The subcommands about the roles of heads: gate, agree and contrast."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, task_options
 
 
-@command("gate", settings="gatelens.jobs.roles:GateSettings")
+@command("gate", settings="gatelens.measures.roles_result:RolesSettings")
 def gate(
     model: ModelName,
     task: TaskName,
     settings: Any,
-    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-gate")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; default runs/MODEL-TASK-gate")] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
-    """Learn which heads help, hinder or do not matter in a task, and prove it by ablation."""
+    """Learn which heads help, hinder or do not matter in a task, and test it by ablation."""
     from rich.console import Console
 
     from gatelens.cli.tables import Bars, roles_table
@@ -37,45 +37,49 @@ def gate(
         options = task_options(option, skip_bad)
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
+    _draw(folder)
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 
 
 @command("agree")
 def agree(
-    gates: Annotated[Path, typer.Argument(help="folder of a gate run", metavar="GATES")],
+    gates: Annotated[Path, typer.Argument(help="the folder of a gate run", metavar="GATES")],
     patching: Annotated[
-        Path, typer.Argument(help="folder of a circuit run: --level heads --method patching", metavar="PATCHING")
+        Path, typer.Argument(help="the folder of a circuit run: --level heads --method patching", metavar="PATCHING")
     ],
-    k: Annotated[int, typer.Option(help="compare up to so many heads that patching marks with all others")] = 10,
+    k: Annotated[
+        int, typer.Option(help="how many heads patching marks at most; all others are compared with them")
+    ] = 10,
 ) -> None:
-    """Do learned gates and patching agree? The facilitation of heads that patching marks, against the others'."""
+    """Compare learned gates with patching: do the heads that patching marks facilitate more than the others?"""
     from rich.console import Console
 
-    from gatelens.cli.tables import agreement_table
+    from gatelens.cli.tables import patching_table
     from gatelens.measures.mediation import compare_runs
     from gatelens.runtime.files import write_json
 
-    found = compare_runs(gates, patching, k)
-    Console().print(agreement_table(found))
-    about = dataclasses.asdict(found) | {"marked": [str(head) for head in found.marked], "patching": str(patching)}
-    write_json(gates / "agreement.json", about)
-    print(f"written to {gates / 'agreement.json'}")
+    comparison = compare_runs(gates, patching, k)
+    Console().print(patching_table(comparison))
+    marked = [str(head) for head in comparison.marked]
+    path = gates / "agreement.json"
+    write_json(path, dataclasses.asdict(comparison) | {"marked": marked, "patching": str(patching)})
+    print(f"written to {path}")
 
 
-@command("contrast", settings="gatelens.jobs.contrast:TwoTaskSettings")
+@command("contrast", settings="gatelens.measures.contrast_result:TwoTaskSettings")
 def contrast(
     model: ModelName,
     keep: Annotated[str, typer.Argument(help="the task whose responses are kept", metavar="KEEP")],
     lose: Annotated[str, typer.Argument(help="the task whose responses are lost", metavar="LOSE")],
     settings: Any,
-    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-KEEP-LOSE-contrast")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; default runs/MODEL-KEEP-LOSE-contrast")] = None,
     keep_option: Annotated[list[str] | None, typer.Option(help="an option of KEEP, as KEY=VALUE; repeatable")] = None,
     lose_option: Annotated[list[str] | None, typer.Option(help="an option of LOSE, as KEY=VALUE; repeatable")] = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
-    """Learn gates that keep one task's responses and lose another's: which heads tell two ways of asking apart?"""
+    """Learn gates that keep the responses of one task and lose those of another: which heads tell them apart?"""
     from rich.console import Console
 
     from gatelens.cli.tables import Bars, contrast_table
@@ -98,4 +102,14 @@ def contrast(
             progress=bars,
         )
     console.print(contrast_table(result))
+    _draw(folder)
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
+
+
+def _draw(folder: Path) -> None:
+    """Draw the figures of a run; with several processes, the main one does."""
+    from gatelens.report.run_figures import draw_run
+    from gatelens.runtime.processes import is_main
+
+    if is_main():
+        draw_run(folder)

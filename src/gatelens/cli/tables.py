@@ -12,9 +12,9 @@ from rich.table import Column, Table
 
 from gatelens.gates.scores import EdgeScores, HeadScores
 from gatelens.jobs.circuit import CircuitResult
-from gatelens.jobs.contrast import ContrastResult
-from gatelens.jobs.roles import GateResult
-from gatelens.measures.mediation import Agreement
+from gatelens.measures.contrast_result import ContrastResult
+from gatelens.measures.mediation import PatchingComparison
+from gatelens.measures.roles_result import RolesResult
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.sparse.in_model import is_sparse
@@ -95,7 +95,7 @@ def circuit_table(result: CircuitResult) -> Table:
     return table
 
 
-def roles_table(result: GateResult) -> Table:
+def roles_table(result: RolesResult) -> Table:
     """How many heads are of each kind, in each seed, in all and in any, and what ablating them does to the response."""
     ablated = int(result.curves[0].ablated[-1])
     seeds = len(result.roles.plus)
@@ -118,25 +118,25 @@ def roles_table(result: GateResult) -> Table:
 
 def contrast_table(result: ContrastResult) -> Table:
     """What contrastive gates do to the responses of both tasks, and how many heads they open or close in all seeds."""
-    found = result.contrast
+    contrast = result.contrast
     table = Table(title=f"contrast in {escape(result.model)}, held-out examples", show_header=False)
-    for what, name, after, before in (
-        ("keep", result.keep, found.keep, found.keep_open),
-        ("lose", result.lose, found.lose, found.lose_open),
+    for verb, name, gated, opened in (
+        ("keep", result.keep, contrast.keep, contrast.keep_open),
+        ("lose", result.lose, contrast.lose, contrast.lose_open),
     ):
-        table.add_row(f"{what} {escape(name)}", f"log p {before:+.2f} -> {after.mean():+.2f}")
-    for what, agreed in (("open", found.gates >= 0.5), ("closed", found.gates < 0.5)):
-        table.add_row(f"heads {what} in all seeds", f"{int(agreed.all(0).sum())} of {found.gates[0].numel()}")
+        table.add_row(f"{verb} {escape(name)}", f"log p {opened:+.2f} -> {gated.mean():+.2f}")
+    for state, heads in (("open", contrast.gates >= 0.5), ("closed", contrast.gates < 0.5)):
+        table.add_row(f"heads {state} in all seeds", f"{int(heads.all(0).sum())} of {contrast.gates[0].numel()}")
     return table
 
 
-def agreement_table(found: Agreement) -> Table:
+def patching_table(comparison: PatchingComparison) -> Table:
     """Facilitation of the heads that patching marks, and of the others."""
     table = Table(title="facilitation, mean over seeds", show_header=False)
-    table.add_row(f"{len(found.marked)} heads that patching marks", f"{found.facilitation:.3f}")
-    table.add_row("all other heads", f"{found.others:.3f}")
-    table.add_row("Welch's t-test", f"t = {found.t:.2f}, p = {found.p:.2g}")
-    table.add_row("marked", ", ".join(map(str, found.marked)))
+    table.add_row(f"{len(comparison.marked)} heads that patching marks", f"{comparison.facilitation:.3f}")
+    table.add_row("all other heads", f"{comparison.others:.3f}")
+    table.add_row("Welch's t-test", f"t = {comparison.t:.2f}, p = {comparison.p:.2g}")
+    table.add_row("marked", ", ".join(map(str, comparison.marked)))
     return table
 
 

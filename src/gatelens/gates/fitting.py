@@ -1,220 +1,241 @@
-"""Learn head gates: gate logits moved by Adam down a loss, many fits as rows of one batch, each of them kept."""
+"""Learn head gates: Adam moves gate logits down a loss. Many fits are rows of one batch, and a killed fit resumes."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import parts_at_once, response_log_probs, token_counts
 from gatelens.model import Model
-from gatelens.runtime.journal import Journal
+from gatelens.runtime.context import Context
+from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 
-Loss = Callable[[int, Tensor], Tensor]
-"""Called as loss(number of the batch, gates (row, layer, head)); gives one number for each row."""
-
-# The state of a fit is kept after so many updates or so many seconds, whichever comes first.
+# The state of a fit is kept after this many updates or seconds, whichever comes first.
 _UPDATES, _SECONDS = 25, 15.0
-_SHORT = 256  # tokens
+
+
+class FitSettings(Settings):
+    """The settings that all ways of fitting gates share."""
+
+    seeds: int = Field(10, ge=1, description="fits from different uniform starts, as rows of one batch")
+    updates: int = Field(500, ge=1, description="updates of each fit")
+    batch: int = Field(16, ge=1, description="examples in a batch")
+    accumulate: int = Field(1, ge=1, description="batches for each update")
+    seed: int = Field(0, ge=0, lt=2**32, description="the first seed; it also decides the order of the examples")
+    autocast: bool = Field(False, description="run matrix products in bfloat16 (autocast): about twice as fast on CUDA")
+
+
+def check_rates(rates: tuple[float, float]) -> tuple[float, float]:
+    """Raise an error if a learning rate is not above 0. For validators of settings."""
+    if min(rates) <= 0:
+        raise GatelensError(f"the learning rates {rates[0]:g} and {rates[1]:g} must both be above 0.")
+    return rates
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """What every way of fitting gates is told."""
+class Objective:
+    """What a fit minimises for each row: ``loss - penalty * mean of the gate logits, clamped``.
 
-    seeds: int = field(default=10, metadata={"help": "fits from different uniform starts, as rows of one batch"})
-    updates: int = field(default=500, metadata={"help": "updates of each fit"})
-    batch: int = field(default=16, metadata={"help": "examples in a batch"})
-    accumulate: int = field(default=1, metadata={"help": "batches for each update"})
-    seed: int = field(default=0, metadata={"help": "the first seed; also of the order of the data"})
-    autocast: bool = field(
-        default=False, metadata={"help": "matrix products in bfloat16 (autocast): about twice as fast on CUDA"}
-    )
-    memory_gb: float = field(default=4.0, metadata={"help": "memory for runs, in GB, besides the model itself"})
+    Arguments:
+        loss: called with the number of a batch and with gates; returns the loss of each row on that batch.
+        rows_at_once: how many rows fit into memory with the batch of this number.
+        penalties: above 0, open gates are rewarded; below 0, closed ones.
+        clamp: gate logits beyond plus or minus this are not rewarded further.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("seeds", "updates", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise GatelensError(f"{name} is at least 1, not {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**32:
-            raise GatelensError(f"seed is a whole number from 0 to {2**32 - 1}, not {self.seed}.")
-        if not self.memory_gb > 0:
-            raise GatelensError(f"memory_gb is above 0, not {self.memory_gb}.")
+    loss: Callable[[int, Float[Tensor, "row layer head"]], Float[Tensor, " row"]]
+    rows_at_once: Callable[[int], int]
+    penalties: Float[Tensor, " row"]
+    clamp: float = 4.0
 
-
-def check_rates(*rates: float) -> None:
-    """Refuse learning rates that are none."""
-    if not all(0 < rate < math.inf for rate in rates):
-        raise GatelensError("learning rates are above 0.")
+    def of_rows(self, rows: Sequence[int]) -> Objective:
+        """The same objective for some of the rows."""
+        return Objective(self.loss, self.rows_at_once, self.penalties[list(rows)], self.clamp)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to learn."""
+    """How long and how fast to learn.
+
+    Arguments:
+        rates: the learning rates of the first and of the last update; linear between them.
+        accumulate: batches for each update.
+    """
 
     updates: int
-    rate: tuple[float, float]  # learning rate, start and end, linear between
-    accumulate: int = 1  # batches for each update
-    clamp: float = 4.0  # gate logits beyond this are not rewarded further
+    rates: tuple[float, float]
+    accumulate: int = 1
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update."""
+        first, last = self.rates
+        return first + (last - first) * update / max(1, self.updates - 1)
+
+
+@dataclass(frozen=True)
+class FitNames:
+    """The names under which a fit is reported and kept.
+
+    Arguments:
+        title: the name of the phase, such as "G+ and G-".
+        rows: one name for each row, the same whichever process fits it.
+        process: the name of this process among all (`Processes.name`). Its rows are kept in one file.
+    """
+
+    title: str
+    rows: Sequence[str]
+    process: str
+
+    @property
+    def file(self) -> str:
+        return self.title.replace(" ", "-")
 
 
 def fit_gates(
-    start: Tensor,
-    loss: Loss,
-    rows_at_once: Callable[[int], int],
+    start: Float[Tensor, "row layer head"],
+    objective: Objective,
     schedule: Schedule,
-    penalties: Tensor,
-    journal: Journal,
-    what: str,
-    names: Sequence[str],
-    share: str,
-) -> tuple[Tensor, Tensor]:
-    """Gate logits (row, layer, head) after all updates from ``start``, and losses (update, row).
+    names: FitNames,
+    context: Context,
+) -> tuple[Float[Tensor, "row layer head"], Float[Tensor, "update row"]]:
+    """Fit all rows of gate logits from their starts.
 
-    What is minimised is ``loss - penalty * mean of the gate logits, clamped`` for each row; penalties: (row,).
-    rows_at_once: how many rows of the batch of this number fit into memory.
-    names: one for each row. share: names this process's rows among those of all; their states are kept together. Rows
-    that other processes kept are taken up too, and those that are behind catch up first.
+    A fit resumes from what is kept, also by other processes; rows that are behind the others catch up first.
+
+    Returns:
+        The gate logits after the last update, and the loss of every update (without the penalty).
     """
-    state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], 1)  # logits, Adam's two moments
-    losses = torch.zeros(schedule.updates, len(start))
-    done = [0] * len(start)
-    file = what.replace(" ", "-")
-    for kept in journal.kept(f"{file}."):
+    journal, last = context.journal, schedule.updates
+    fits = _Fits(start, last)
+    for tensors in journal.kept(f"{names.file}."):
+        fits.resume(tensors, names.rows)
+    journal.begin(f"fit {names.title}", last)
+    journal.reach(fits.slowest)
+    while fits.slowest < last:
+        first = fits.slowest
+        rows = [row for row, done in enumerate(fits.done) if done == first]
+        until = min((done for done in fits.done if done > first), default=last)
+        kept_after, kept_at = first, time.monotonic()
+        states = _updates(fits.state[rows], range(first, until), objective.of_rows(rows), schedule)
+        for done, (state, losses) in enumerate(states, first + 1):
+            fits.advance(rows, state, losses)
+            if done == until or done - kept_after >= _UPDATES or time.monotonic() - kept_at >= _SECONDS:
+                journal.keep(f"{names.file}.{names.process}", fits.packed(names.rows))
+                kept_after, kept_at = done, time.monotonic()
+            journal.reach(done)
+    return fits.state[:, 0], fits.losses
+
+
+class _Fits:
+    """How far each row is: its gate logits with Adam's two moments, and its losses so far."""
+
+    def __init__(self, start: Float[Tensor, "row layer head"], updates: int) -> None:
+        self.state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], 1)
+        self.losses = torch.zeros(updates, len(start))
+        self.done = [0] * len(start)
+
+    @property
+    def slowest(self) -> int:
+        """The updates that all rows have had; all updates if there is no row."""
+        return min(self.done, default=len(self.losses))
+
+    def advance(self, rows: list[int], state: Tensor, losses: Tensor) -> None:
+        """Record the next update of these rows, which have had equally many."""
+        self.state[rows], self.losses[self.done[rows[0]], rows] = state, losses
+        for row in rows:
+            self.done[row] += 1
+
+    def packed(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The state and the losses of each row as one vector, whose length says how many updates the row has had."""
+        return {
+            name: torch.cat([self.state[row].flatten(), self.losses[: self.done[row], row]])
+            for row, name in enumerate(names)
+        }
+
+    def resume(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """Continue rows from packed vectors that are further; vectors of another size or dtype are left alone."""
+        size, updates = self.state[:1].numel(), len(self.losses)
         for row, name in enumerate(names):
-            if (found := _unpack(kept.get(name), state[row], schedule.updates)) and len(found[1]) > done[row]:
-                state[row], past = found
-                done[row] = len(past)
-                losses[: len(past), row] = past
-    journal.begin(f"fit {what}", schedule.updates)
-    journal.reach(min(done, default=schedule.updates))
-    while (at := min(done, default=schedule.updates)) < schedule.updates:
-        rows = [row for row, n in enumerate(done) if n == at]
-        until = min((n for n in done if n > at), default=schedule.updates)
-        kept_at, clock = at, time.monotonic()
-        moves = _updates(state[rows], range(at, until), loss, rows_at_once, schedule, penalties[rows])
-        for reached, (moved, measured) in enumerate(moves, at + 1):
-            state[rows], losses[reached - 1, rows] = moved, measured
-            for row in rows:
-                done[row] = reached
-            if reached == until or reached - kept_at >= _UPDATES or time.monotonic() - clock >= _SECONDS:
-                packed = [_pack(state[row], losses[: done[row], row]) for row in range(len(done))]
-                journal.keep(f"{file}.{share}", dict(zip(names, packed, strict=True)))
-                kept_at, clock = reached, time.monotonic()
-            journal.reach(reached)
-    return state[:, 0], losses
+            packed = tensors.get(name)
+            if packed is None or packed.dtype != self.state.dtype or packed.ndim != 1:
+                continue
+            done = len(packed) - size
+            if self.done[row] < done <= updates:
+                self.state[row] = packed[:size].view_as(self.state[row])
+                self.losses[:done, row] = packed[size:]
+                self.done[row] = done
 
 
 def _updates(
-    state: Tensor,
-    numbers: range,
-    loss: Loss,
-    rows_at_once: Callable[[int], int],
-    schedule: Schedule,
-    penalties: Tensor,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a state, moved by the updates of these numbers: after each of them the state and the losses (row,)."""
+    state: Float[Tensor, "row moment layer head"], numbers: range, objective: Objective, schedule: Schedule
+) -> Iterator[tuple[Float[Tensor, "row moment layer head"], Float[Tensor, " row"]]]:
+    """Make the updates of these numbers; yields the state and the losses after each of them."""
     logits, first_moment, second_moment = (part.clone() for part in state.unbind(1))
     logits.requires_grad_()
-    optimizer = torch.optim.Adam([logits], lr=schedule.rate[0])
+    optimizer = torch.optim.Adam([logits], lr=schedule.rates[0])
     step = torch.tensor(float(numbers.start))
     optimizer.state[logits] = {"step": step, "exp_avg": first_moment, "exp_avg_sq": second_moment}
-    first, last = schedule.rate
     for update in numbers:
         for group in optimizer.param_groups:
-            group["lr"] = first + (last - first) * update / max(1, schedule.updates - 1)
-        losses = torch.zeros(len(logits))
-        gradient = torch.zeros_like(logits)
-        for number in range(update * schedule.accumulate, (update + 1) * schedule.accumulate):
-            for rows in torch.arange(len(logits)).split(rows_at_once(number)):
-                value = loss(number, logits[rows].sigmoid()) / schedule.accumulate
-                # Of the gates only: backward() would leave gradients on a model whose weights ask for them.
-                gradient += torch.autograd.grad(value.sum(), logits)[0]
-                losses[rows] += value.detach().cpu().float()
-        if not losses.isfinite().all():
-            raise GatelensError(
-                f"the loss of update {update} is not a finite number, so the model's logits are not: load it in a "
-                "wider dtype, or see whether its weights are whole."
-            )
-        reward = logits.clamp(-schedule.clamp, schedule.clamp).mean((1, 2))
-        gradient += torch.autograd.grad((-penalties * reward).sum(), logits)[0]
+            group["lr"] = schedule.rate(update)
+        losses, gradient = _loss_and_gradient(logits, update, objective, schedule.accumulate)
+        reward = logits.clamp(-objective.clamp, objective.clamp).mean((1, 2))
+        gradient += torch.autograd.grad((-objective.penalties * reward).sum(), logits)[0]
         logits.grad = gradient
         optimizer.step()
         yield torch.stack([logits.detach(), first_moment, second_moment], 1), losses
 
 
-def _pack(state: Tensor, losses: Tensor) -> Tensor:
-    """One row's state and its losses so far as one vector, whose length says how many updates it is after."""
-    return torch.cat([state.flatten(), losses])
+def _loss_and_gradient(
+    logits: Float[Tensor, "row layer head"], update: int, objective: Objective, accumulate: int
+) -> tuple[Float[Tensor, " row"], Float[Tensor, "row layer head"]]:
+    """The mean loss over the batches of an update, and its gradient; as many rows at once as fit into memory."""
+    losses = torch.zeros(len(logits))
+    gradient = torch.zeros_like(logits)
+    for number in range(update * accumulate, (update + 1) * accumulate):
+        for rows in torch.arange(len(logits)).split(objective.rows_at_once(number)):
+            loss = objective.loss(number, logits[rows].sigmoid()) / accumulate
+            # Only of the gates: backward() would leave gradients on a model whose weights require them.
+            gradient += torch.autograd.grad(loss.sum(), logits)[0]
+            losses[rows] += loss.detach().cpu().float()
+    if not losses.isfinite().all():
+        raise GatelensError(
+            f"the loss of update {update} is not a finite number because the model's logits are not: load the model in "
+            "a wider dtype, or check that its weights are complete."
+        )
+    return losses, gradient
 
 
-def _unpack(kept: Tensor | None, like: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-    size = like.numel()
-    if kept is None or kept.dtype != like.dtype or kept.ndim != 1 or not size <= len(kept) <= size + most:
-        return None
-    return kept[:size].view_as(like), kept[size:]
-
-
-def uniform_logits(model: Model, seed: int) -> Tensor:
-    """Gate logits of gates drawn uniformly from 0..1: (layer, head)."""
-    gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(seed))
-    return gates.clamp(1e-6, 1 - 1e-6).logit()
+def uniform_start(model: Model, seeds: Sequence[int]) -> Float[Tensor, "row layer head"]:
+    """Gate logits of gates that are drawn uniformly from 0 to 1, one row for each seed."""
+    start = torch.empty(len(seeds), model.n_layers, model.n_heads)
+    for row, seed in enumerate(seeds):
+        gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(seed))
+        start[row] = gates.clamp(1e-6, 1 - 1e-6).logit()
+    return start
 
 
 def draw_batch(task: ResponseTask, size: int, number: int, seed: int) -> ResponseBatch:
-    """The batch of this number: examples in a random order, and in another one each time that all were read.
+    """The batch of this number: examples in a random order, in another one each time that all have been drawn.
 
-    Every batch has `size` examples, so that none weighs more than another; all of them if there are fewer.
+    Every batch has ``size`` examples, so that no example weighs more than another; all examples if there are fewer.
+
+    Arguments:
+        seed: decides the orders.
     """
     size = min(size, len(task))
-    places = (divmod(place, len(task)) for place in range(number * size, (number + 1) * size))
-    return task.batch([int(_shuffled(len(task), seed, epoch)[place]) for epoch, place in places])
+    drawn = (divmod(position, len(task)) for position in range(number * size, (number + 1) * size))
+    return task.batch([int(_shuffled(len(task), seed, epoch)[position]) for epoch, position in drawn])
 
 
 @lru_cache(maxsize=8)
 def _shuffled(n: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-
-
-def mean_nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:
-    """Mean over examples of the mean NLL of their target tokens, under each row of gates: (row,)."""
-    return nll(model, batch, gates, autocast).mean(1)
-
-
-def nll(model: Model, batch: ResponseBatch, gates: Tensor, autocast: bool = False) -> Tensor:
-    """Mean NLL of each example's target tokens, under each row of gates: (row, example), the examples in any order.
-
-    autocast: run the model's matrix products in bfloat16; log-probabilities are float32 all the same.
-    """
-    means: list[Tensor] = []  # (row, example) of each part
-    for part in parts_at_once(model, batch, len(gates)):
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _attention_for(model, part):
-            sums = response_log_probs(model, part, gates, memory_gb=None)
-        means.append(sums / token_counts(part).to(sums))
-    return -torch.cat(means, 1)
-
-
-@contextmanager
-def _attention_for(model: Model, batch: ResponseBatch) -> Iterator[None]:
-    """On a CPU, short sequences go through the plain attention: the gradient of torch's fused one takes longer there.
-
-    By a quarter of a whole update of SmolLM2 at 50 tokens, and at 100; past 256 the plain one's memory counts. Not for
-    float64: the plain one computes in float32, where a float64 mask is infinite.
-    """
-    config = model.hf.config
-    own = config._attn_implementation
-    short = batch.tokens.shape[1] <= _SHORT and model.dtype != torch.float64
-    if own == "sdpa" and model.device.type == "cpu" and short:
-        config._attn_implementation = "eager"
-    try:
-        yield
-    finally:
-        config._attn_implementation = own

@@ -2,93 +2,178 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.heads import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
+from gatelens.runtime.context import UNLIMITED, Context
 from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 
-_STREAM = 1 << 17  # numbers in a layer's input: a part of a batch has about so many
+_STREAM = 1 << 17  # about how many numbers the input of a layer holds for one part of a batch
+_SHORT = 256  # tokens; longer sequences always use the attention that the model was loaded with
 
 
 def response_log_probs(
-    model: Model, batch: ResponseBatch, gates: Tensor, source: HeadSource = None, *, memory_gb: float | None = 2.0
-) -> Tensor:
-    """Log-probability of each response, summed over its tokens: (row, example), at least float32.
+    model: Model,
+    batch: ResponseBatch,
+    gates: Float[Tensor, "row layer head"],
+    source: HeadSource = None,
+    *,
+    context: Context | None = None,
+) -> Float[Tensor, "row example"]:
+    """Log-probability of each response, summed over its tokens, under each row of gates.
 
-    gates: (row, layer, head); they may require gradients. Cost: 1 forward per row, less the other logits.
+    Arguments:
+        gates: may require gradients.
+        source: what a closed gate lets through (`run_heads`); None is zero.
+
+    Returns:
+        At least float32. Cost: 1 forward for each row, without the logits that predict no response.
     """
+    context = context or Context()
     predicts, examples, targets = places(batch)
-    parts: list[Tensor] = []
-    for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, memory_gb=memory_gb)):
+    sums: list[Tensor] = []
+    for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, context=context)):
         logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, memory_gb=None)
         log_probs = logits.to(model.wide_dtype).log_softmax(2)
         chosen = _pick(log_probs, targets.to(log_probs.device)).logsumexp(-1)
-        sums = log_probs.new_zeros(len(rows), len(batch.tokens))
-        parts.append(sums.index_add(1, examples.to(log_probs.device), chosen))
-    return torch.cat(parts)
+        zeros = log_probs.new_zeros(len(rows), len(batch.tokens))
+        sums.append(zeros.index_add(1, examples.to(log_probs.device), chosen))
+    return torch.cat(sums)
 
 
 def mean_log_probs(
-    model: Model, task: ResponseTask, gates: Tensor, *, batch: int = 16, memory_gb: float | None = 2.0
-) -> Tensor:
-    """Log-probability of a response, summed over its tokens, mean over the task's examples: (row,), on the CPU."""
+    model: Model,
+    task: ResponseTask,
+    gates: Float[Tensor, "row layer head"],
+    *,
+    batch: int = 16,
+    context: Context | None = None,
+) -> Float[Tensor, " row"]:
+    """Log-probability of a response, summed over its tokens, mean over the examples of a task.
+
+    Arguments:
+        batch: examples in a batch.
+
+    Returns:
+        On the CPU. Cost: 1 forward for each example and row.
+    """
     sums = torch.zeros(len(gates), dtype=model.wide_dtype)
     with torch.no_grad():
-        for some in task.batches(batch):
-            for part in parts_at_once(model, some, len(gates)):
-                sums += response_log_probs(model, part, gates, memory_gb=memory_gb).sum(1).cpu()
+        for examples in task.batches(batch):
+            for part in parts_at_once(model, examples, len(gates)):
+                sums += response_log_probs(model, part, gates, context=context).sum(1).cpu()
     return sums / len(task)
 
 
-def places(batch: ResponseBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Where response tokens are predicted, bool (example, position); and of each such token its example and its ids.
+def nll(
+    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], autocast: bool = False
+) -> Float[Tensor, "row example"]:
+    """Mean NLL of the target tokens of each example, under each row of gates. The order of the examples may change.
 
-    The ids of a token, (token, choice), are itself and what is as right as it; -1 where there are fewer.
+    Arguments:
+        autocast: run the model's matrix products in bfloat16. Log-probabilities are float32 in any case.
+    """
+    means: list[Tensor] = []
+    for part in parts_at_once(model, batch, len(gates)):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _fast_attention(model, part):
+            sums = response_log_probs(model, part, gates, context=UNLIMITED)
+        means.append(sums / token_counts(part).to(sums))
+    return -torch.cat(means, 1)
+
+
+def mean_nll(
+    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], autocast: bool = False
+) -> Float[Tensor, " row"]:
+    """Mean over examples of the mean NLL of their target tokens, under each row of gates."""
+    return nll(model, batch, gates, autocast).mean(1)
+
+
+def places(
+    batch: ResponseBatch,
+) -> tuple[Bool[Tensor, "example position"], Int[Tensor, " token"], Int[Tensor, "token choice"]]:
+    """Where the response tokens of a batch are predicted.
+
+    Returns:
+        predicts: whether the logits at a position predict a response token.
+        examples: for each response token, the example that it belongs to.
+        ids: for each response token, its id and those of the tokens that are as right; -1 where there are fewer.
     """
     predicts = torch.zeros_like(batch.targets)
-    predicts[:, :-1] = batch.targets[:, 1:]  # the logit of a token stands one position before it
+    predicts[:, :-1] = batch.targets[:, 1:]  # the logits that predict a token are one position before it
     examples = batch.targets.nonzero()[:, 0]
     return predicts, examples, torch.cat([batch.tokens[batch.targets][:, None], batch.also[examples]], 1)
 
 
-def _pick(logits: Tensor, ids: Tensor) -> Tensor:
-    """Logits (row, token, vocabulary) of ids (token, choice): (row, token, choice), minus infinity where it is -1."""
+def _pick(
+    logits: Float[Tensor, "row token vocab"], ids: Int[Tensor, "token choice"]
+) -> Float[Tensor, "row token choice"]:
+    """The logits of these ids; minus infinity where an id is -1."""
     picked = logits.gather(2, ids.clamp(min=0).expand(len(logits), -1, -1))
     return picked if ids.shape[1] == 1 else picked.masked_fill(ids < 0, float("-inf"))
 
 
-def token_counts(batch: ResponseBatch) -> Tensor:
-    """Tokens of each response: (example,)."""
+def token_counts(batch: ResponseBatch) -> Int[Tensor, " example"]:
+    """The number of tokens of each response."""
     return batch.targets.sum(1)
 
 
 def parts_at_once(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
-    """On a CPU, a batch in parts of examples of like lengths: padding costs as much as text there.
+    """On a CPU, a batch in parts with examples of similar lengths, because padding costs as much as text there.
 
-    A part has enough tokens for the arithmetic to outweigh the calls, and no more than its caches like. Other devices
-    want all the work at once.
+    A part has enough tokens for the arithmetic to outweigh the calls, but not more than fit well into the caches. Other
+    devices run the whole batch at once.
+
+    Arguments:
+        rows: how many rows of gates each part is run with.
     """
     return batch.parts(_STREAM // (model.anatomy.width * rows)) if model.device.type == "cpu" else [batch]
 
 
-def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, memory_gb: float | None) -> int:
-    """How many rows fit into the memory budget."""
+def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, context: Context) -> int:
+    """How many rows of gates fit into the memory budget; at least one.
+
+    Arguments:
+        grad: whether the run keeps activations for a backward pass.
+    """
+    memory_gb = None if math.isinf(context.memory_gb) else context.memory_gb
     return rows_that_fit(model, batch.tokens, 2 * int(batch.targets.sum()), grad=grad, memory_gb=memory_gb)
 
 
+@contextmanager
+def _fast_attention(model: Model, batch: ResponseBatch) -> Iterator[None]:
+    """On a CPU, run short sequences with eager attention: the backward pass of torch's fused attention is slower there.
+
+    It saves a quarter of a whole update of SmolLM2 at 50 and at 100 tokens; above 256 tokens eager attention takes too
+    much memory. A float64 model keeps its attention: the eager softmax is float32, where a float64 mask is infinite.
+    """
+    config = model.hf.config
+    loaded = config._attn_implementation
+    short = batch.tokens.shape[1] <= _SHORT and model.dtype != torch.float64
+    if loaded == "sdpa" and model.device.type == "cpu" and short:
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = loaded
+
+
 def check_responses(model: Model, task: ResponseTask) -> None:
-    """Refuse examples that this model cannot read."""
+    """Raise an error that names the first example that this model cannot read."""
     if not task.examples:
-        raise GatelensError(f"{task.name} has no examples: give it some.")
+        raise GatelensError(f"the task {task.name} has no examples: give it at least one.")
     vocabulary = int(model.hf.config.vocab_size)
     for number, example in enumerate(task.examples):
         ids = (*example.prompt_ids, *example.response_ids, *example.also)
@@ -97,49 +182,55 @@ def check_responses(model: Model, task: ResponseTask) -> None:
             problem = f"an empty {'response' if example.prompt_ids else 'prompt'}: leave it out"
         elif len(example) > model.context:
             problem = (
-                f"{len(example)} tokens with its response, and {model.name} reads {model.context}: leave it out or "
-                "shorten it"
+                f"{len(example)} tokens with its response, but the context of {model.name} has {model.context}: leave "
+                "it out or shorten it"
             )
         elif not 0 <= min(ids) <= max(ids) < vocabulary:
             problem = f"tokens that {model.name} does not have: make the task with this model's tokenizer"
         elif example.also and len(example.response_ids) > 1:
-            problem = "several right responses, of more than one token: give one, or single tokens"
+            problem = "several right responses of more than one token: give one response, or single tokens"
         if problem:
             raise GatelensError(f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {problem}.")
 
 
-def share_known(model: Model, task: ResponseTask, memory_gb: float) -> float:
-    """The share of the responses' tokens that the model itself would have chosen, from 0 to 1. Cost: 1 forward."""
-    return float(_hits(model, task, memory_gb).sum()) / sum(len(example.response_ids) for example in task.examples)
+def share_known(model: Model, task: ResponseTask, context: Context | None = None) -> float:
+    """The share of the response tokens that are the model's first choice, from 0 to 1. Cost: 1 forward."""
+    n_tokens = sum(len(example.response_ids) for example in task.examples)
+    return float(_hits(model, task, context).sum()) / n_tokens
 
 
-def warn_if_unknown(model: Model, task: ResponseTask, memory_gb: float, most: int = 64) -> None:
-    """Warn where a model does not know the responses: of heads without a job there are no roles.
+def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = None, n_examples: int = 64) -> None:
+    """Warn if the model does not know the responses: its heads then have no roles in the task.
 
-    The first `most` examples are looked at: enough to tell, and little beside the fit however many there are.
+    Arguments:
+        n_examples: how many examples are tried. The first 64 are enough to tell, and cost little beside the fit.
     """
-    if not is_main():  # one process says it for all
+    if not is_main():  # with several processes, only one of them warns
         return
-    task = replace(task, examples=task.examples[:most])
-    hits = _hits(model, task, memory_gb)
+    task = replace(task, examples=task.examples[:n_examples])
+    hits = _hits(model, task, context)
     counts = torch.tensor([len(example.response_ids) for example in task.examples])
     if warning := hardly_known(model.name, task, float(hits.sum() / counts.sum())):
+        # The example is quoted and not numbered: the task may hold only the examples that were drawn for the fit.
         worst = task.examples[int((hits / counts).argmin())]
-        warnings.warn(  # which number it has is not known here: it may be one of those that were drawn for the fit
-            f"{warning} One that it does not know is {worst.response[:40]!r} after {worst.prompt[-60:]!r}.",
+        warnings.warn(
+            f"{warning} One response that it does not know is {worst.response[:40]!r} after {worst.prompt[-60:]!r}.",
             GatelensWarning,
             stacklevel=3,
         )
 
 
-def _hits(model: Model, task: ResponseTask, memory_gb: float) -> Tensor:
-    """How many of each response's tokens are the model's first choice: (example,)."""
-    ones = torch.ones(1, model.n_layers, model.n_heads)
+def _hits(model: Model, task: ResponseTask, context: Context | None) -> Float[Tensor, " example"]:
+    """How many tokens of each response are the model's first choice."""
+    memory_gb = (context or Context()).memory_gb
+    open_gates = torch.ones(1, model.n_layers, model.n_heads)
     hits = torch.zeros(len(task))
     for batch in task.batches(16):
         predicts, examples, targets = places(batch)
         with torch.no_grad():
-            logits = run_heads(model, batch.tokens, ones, mask=batch.mask, logits_at=predicts, memory_gb=memory_gb)[0]
-        hit = (logits.argmax(-1).cpu()[:, None] == targets).any(1).float()
-        hits[batch.which] = torch.zeros(len(batch.which)).index_add(0, examples, hit)
+            logits = run_heads(
+                model, batch.tokens, open_gates, mask=batch.mask, logits_at=predicts, memory_gb=memory_gb
+            )[0]
+        is_hit = (logits.argmax(-1).cpu()[:, None] == targets).any(1).float()
+        hits[batch.which] = torch.zeros(len(batch.which)).index_add(0, examples, is_hit)
     return hits

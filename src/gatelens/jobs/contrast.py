@@ -1,57 +1,29 @@
-"""Fit gates that keep one task's responses and lose another's, in a folder that can be continued."""
+"""Fit gates that keep one task and lose another, in a folder from which a killed run resumes."""
 
 from __future__ import annotations
 
-import csv
-import itertools
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses
-from gatelens.measures.results import RESULT, open_together, request
-from gatelens.methods.contrast import Contrast, ContrastSettings, fit_contrast, hold_out
+from gatelens.jobs._task import Task, task_identity, task_of
+from gatelens.measures.contrast_result import ContrastResult, TwoTaskSettings, load_contrast, save_contrast
+from gatelens.methods.contrast import fit_contrast, hold_out
 from gatelens.model import Model
-from gatelens.model.components import Head
-from gatelens.report.figures import head_maps, save_figure
-from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
-from gatelens.runtime.journal import Clock, Journal, Progress
-from gatelens.runtime.processes import Processes, is_main
-from gatelens.tasks import task as make_task
+from gatelens.runtime.journal import Progress
+from gatelens.runtime.processes import Processes
+from gatelens.runtime.run_folder import RunFolder, request
+from gatelens.tasks.base import ResponseTask
 from gatelens.tasks.batches import as_responses
-
-
-@dataclass(frozen=True)
-class TwoTaskSettings(ContrastSettings):
-    """How many examples to take of each task, and how to fit."""
-
-    n: int = field(default=64, metadata={"help": "examples of each task, those held out included"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 2:
-            raise GatelensError(f"n is at least 2, one example to fit and one to hold out, not {self.n}.")
-
-
-@dataclass(frozen=True, eq=False)
-class ContrastResult:
-    """Contrastive gates of two tasks."""
-
-    model: str
-    keep: str
-    lose: str
-    settings: TwoTaskSettings
-    contrast: Contrast
-    seconds: float
 
 
 def find_contrast(
     model: Model,
-    keep: str,
-    lose: str,
+    keep: str | Path | Task,
+    lose: str | Path | Task,
     settings: TwoTaskSettings | None = None,
     *,
     out: str | Path | None = None,
@@ -59,79 +31,53 @@ def find_contrast(
     lose_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> ContrastResult:
-    """Fit gates on examples of both tasks, and evaluate them on others that were held out.
+    """Fit gates on examples of both tasks, and evaluate them on other examples that were held out.
 
-    Started by `accelerate launch`, the processes share the seeds, and the main one writes the folder.
+    With several processes (`accelerate launch`), they share the seeds, and the main one writes the folder.
+
+    Arguments:
+        keep: the task whose responses are kept: the name of a task, a .jsonl file, or a task.
+        lose: the task whose responses are lost, likewise.
+        out: the run folder. A complete one is loaded, and an unfinished one is resumed. Without it nothing is saved.
+        keep_options: options of ``keep``, if it is given by its name.
+        lose_options: options of ``lose``, if it is given by its name.
+        progress: is told about every finished piece of work.
+
+    Returns:
+        The gates and their effect on held-out examples of both tasks.
     """
     settings = settings or TwoTaskSettings()
-    keeps, loses = (
-        as_responses(make_task(name, model, n=settings.n, seed=settings.seed, **(options or {})))
-        for name, options in ((keep, keep_options), (lose, lose_options))
-    )
-    for one in (keeps, loses):
-        if len(one) < settings.n:
-            raise GatelensError(
-                f"{one.name} has {len(one)} examples, fewer than the {settings.n} asked for: ask for less."
-            )
-        check_responses(model, one)
-        hold_out(one, settings.held_out)  # refuses what cannot be split, before the folder is claimed
-    folder, processes = None if out is None else Path(out), Processes(model.device)
-    pieces = None if folder is None else folder / "pieces"
-    clock = Clock(pieces, progress)
-    about = [{**one.spec(), "fingerprint": one.fingerprint()} for one in (keeps, loses)]
-    if folder is not None and open_together(folder, request("contrast", model, settings, tasks=about), processes):
-        return load_contrast(folder)
-    journal = Journal(pieces, clock if is_main() else None)
-    contrast = fit_contrast(model, keeps, loses, settings, journal=journal)
-    kept, lost = (_shown(one.name, one.options) for one in (keeps, loses))
-    result = ContrastResult(model.name, kept, lost, settings, contrast, clock.seconds)
-    if folder is not None and is_main():
-        _save(result, folder)
-    processes.wait()
+    keep_task = _examples(model, keep, settings, keep_options)
+    lose_task = _examples(model, lose, settings, lose_options)
+    tasks = [task_identity(task) for task in (keep_task, lose_task)]
+    asked = request("contrast", model.identity(), settings, tasks=tasks)
+    with RunFolder(out, asked, progress, Processes(model.device)) as run:
+        if run.complete and run.path is not None:
+            return load_contrast(run.path)
+        context = run.context(settings.memory_gb)
+        contrast = fit_contrast(model, keep_task, lose_task, settings, context=context)
+        keep_name, lose_name = (_name_with_options(task) for task in (keep_task, lose_task))
+        result = ContrastResult(model.name, keep_name, lose_name, settings, contrast, run.seconds)
+        save_contrast(result, run)
     return result
 
 
-def load_contrast(folder: str | Path) -> ContrastResult:
-    """A saved result."""
-    folder = Path(folder)
-    about = read_json(folder / RESULT)
-    tensors = read_tensors(folder / "contrast.safetensors")
-    try:
-        settings = TwoTaskSettings(**{**about["settings"], "rate": tuple(about["settings"]["rate"])})
-        fitted = {name: tensors[name] for name in ("gates", "losses", "keep", "lose")}
-        contrast = Contrast(**fitted, keep_open=about["keep open"], lose_open=about["lose open"])
-        return ContrastResult(about["model"], about["keep"], about["lose"], settings, contrast, about["seconds"])
-    except (KeyError, TypeError) as error:
-        raise GatelensError(f"{folder} holds no contrast of this version ({error}): run it again.") from error
+def _examples(
+    model: Model, task: str | Path | Task, settings: TwoTaskSettings, options: Mapping[str, Any] | None
+) -> ResponseTask:
+    """The examples of one of the tasks. They are checked before the folder is claimed and any gate is fitted."""
+    examples = as_responses(task_of(task, model, settings.n, settings.seed, options))
+    if len(examples) < settings.n:
+        raise GatelensError(
+            f"{examples.name} has {len(examples)} examples, fewer than the {settings.n} asked for: ask for fewer."
+        )
+    examples = replace(examples, examples=examples.examples[: settings.n])
+    check_responses(model, examples)
+    hold_out(examples, settings.held_out)  # raises an error if there are too few
+    return examples
 
 
-def _save(result: ContrastResult, folder: Path) -> None:
-    found = result.contrast
-    tensors = {name: getattr(found, name) for name in ("gates", "losses", "keep", "lose")}
-    write_tensors(folder / "contrast.safetensors", tensors)
-    with (folder / "gates.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["head", "mean", *(f"seed {seed}" for seed in range(len(found.gates)))])
-        for layer, index in itertools.product(*map(range, found.gates.shape[1:])):
-            gates = found.gates[:, layer, index]
-            writer.writerow([Head(layer, index), *(f"{x:.6g}" for x in (gates.mean(), *gates))])
-    title = f"keep {result.keep}, lose {result.lose}, in {result.model}"
-    save_figure(head_maps({"gates": found.gates.mean(0)}, title, "mean gate"), folder / "gates")
-    write_json(
-        folder / RESULT,
-        {
-            **{name: getattr(result, name) for name in ("model", "keep", "lose", "seconds")},
-            "settings": asdict(result.settings),
-            "keep open": found.keep_open,
-            "lose open": found.lose_open,
-            "kept": float(found.keep.mean()),
-            "lost": float(found.lose.mean()),
-        },
-    )
-    shutil.rmtree(folder / "pieces", ignore_errors=True)
-
-
-def _shown(name: str, options: Mapping[str, Any]) -> str:
-    """A task's name, with the options that tell it from another task of that name."""
-    given = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-    return f"{name} ({given})" if given else name
+def _name_with_options(task: ResponseTask) -> str:
+    """The name of a task, with the options that distinguish it from another task of this name."""
+    given = ", ".join(f"{key}={value}" for key, value in task.options.items() if value is not None)
+    return f"{task.name} ({given})" if given else task.name

@@ -1,18 +1,20 @@
-"""The proof of head roles: ablate the top heads of a kind, and see what becomes of the target response."""
+"""Test head roles by ablation: how does the target response change without the top heads of a kind?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses, parts_at_once, response_log_probs
-from gatelens.methods.head_gating import HeadRoles
+from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
-from gatelens.runtime.journal import Journal
+from gatelens.runtime.context import Context
 from gatelens.runtime.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 from gatelens.tasks.batches import as_responses
@@ -20,40 +22,50 @@ from gatelens.tasks.batches import as_responses
 
 @dataclass(frozen=True, eq=False)
 class AblationCurve:
-    """Change in log-probability of the target response against the number of ablated heads.
+    """Change in the log-probability of the target response against the number of ablated heads.
 
-    The change is log p(ablated) - log p(retained), summed over the response's tokens, mean over examples: below 0 means
-    that the heads are needed. The band is a bootstrap over seeds (95 %).
+    The change is log p(ablated) - log p(retained), summed over the response's tokens, mean over examples. Below 0, the
+    task needs the heads.
+
+    Arguments:
+        kind: facilitation, irrelevance, interference, or random.
+        ablated: how many heads are forced to 0 at each point.
+        changes: the change at each point, for each seed.
+        heads: how many heads are of this kind (a score of 0.5 or more). In a random order, all heads are.
+        own: the change if exactly the heads of this kind are ablated, or as many of them as at the last point. None in
+            runs of early versions.
     """
 
-    kind: str  # facilitation, irrelevance, interference, or random
-    ablated: Tensor  # (point,) heads forced to 0
-    changes: Tensor  # (seed, point)
-    heads: Tensor  # (seed,) how many heads are of this kind (a score of 0.5 or more); of a random order, all
-    own: Tensor | None = None  # (seed,) the change with just these ablated, or as many of them as at the last point
+    kind: str
+    ablated: Int[Tensor, " point"]
+    changes: Float[Tensor, "seed point"]
+    heads: Int[Tensor, " seed"]
+    own: Float[Tensor, " seed"] | None = None
 
     @property
-    def change(self) -> Tensor:
-        """Mean over seeds: (point,)."""
+    def change(self) -> Float[Tensor, " point"]:
+        """Mean over seeds."""
         return self.changes.mean(0)
 
     @property
-    def low(self) -> Tensor:
+    def low(self) -> Float[Tensor, " point"]:
+        """Lower end of the 95 % interval of a bootstrap over seeds."""
         return self._quantile(0.025)
 
     @property
-    def high(self) -> Tensor:
+    def high(self) -> Float[Tensor, " point"]:
+        """Upper end of the 95 % interval of a bootstrap over seeds."""
         return self._quantile(0.975)
 
     @property
-    def of_kind(self) -> Tensor:
-        """How many of the ablated heads are of this kind, mean over seeds: (point,).
+    def of_kind(self) -> Float[Tensor, " point"]:
+        """How many of the ablated heads are of this kind, mean over seeds.
 
-        Where that is below the number of ablated heads the kind has run out, and the rest are only the next in order.
+        If that is fewer than the ablated heads, no head of this kind is left, and the others are the next in the order.
         """
         return torch.minimum(self.ablated, self.heads[:, None]).float().mean(0)
 
-    def _quantile(self, q: float) -> Tensor:
+    def _quantile(self, q: float) -> Float[Tensor, " point"]:
         seeds = len(self.changes)
         drawn = torch.randint(seeds, (1000, seeds), generator=torch.Generator().manual_seed(0))
         return torch.quantile(self.changes[drawn].mean(1), q, dim=0)
@@ -68,71 +80,96 @@ def ablation_curve(
     *,
     every: int = 1,
     batch: int = 16,
-    memory_gb: float = 4.0,
-    journal: Journal | None = None,
+    context: Context | None = None,
 ) -> AblationCurve:
-    """Force the first n heads of a kind's ranking to 0 against forcing them to 1, everything else at G+, n = 0..most.
+    """Force the first n heads in the order of a kind to 0, against forcing them to 1; all other gates stay at G+.
 
-    kind: facilitation, irrelevance, interference, or ``random`` for a random order: the baseline.
-    every: evaluate each so many n. Where fewer than `most` heads are of the kind, just these are ablated too.
-    Cost: 2 forwards for each n above 0 and seed; started by `accelerate launch`, every process does its share.
+    With several processes (`accelerate launch`), they share the work.
+
+    Example:
+        drop = gatelens.ablation_curve(model, held_out_task, roles, kind="facilitation", most=50)
+
+    Arguments:
+        task: examples that the roles were not fitted on.
+        kind: facilitation, irrelevance, interference, or ``random`` for a random order, which is the baseline.
+        most: n goes from 0 to this. If fewer heads are of the kind, ablating exactly these is measured too.
+        every: the step between two values of n.
+        batch: examples in a batch.
+        context: the memory budget, and where finished pieces are kept so that a killed run resumes.
+
+    Returns:
+        One curve for each seed of the roles. Cost: 2 forwards for each n above 0 and seed.
     """
-    journal = journal or Journal()
-    n_heads = model.n_layers * model.n_heads
-    if not 1 <= most <= n_heads:
-        raise GatelensError(f"{model.name} has {n_heads} heads: ablate 1 to {n_heads} of them, not {most}.")
-    if every < 1:
-        raise GatelensError(f"every is at least 1, not {every}.")
-    points = sorted({*range(0, most + 1, every), most})
+    context = context or Context()
+    points = _points(model, most, every)
     heads = count_of_kind(roles, kind)
     orders = [ablation_order(roles, kind, seed) for seed in range(len(roles.plus))]
     responses = as_responses(task)
     check_responses(model, responses)
     batches = list(responses.batches(batch))
-    pieces = [(seed, i) for seed in range(len(orders)) for i in range(len(batches))]
+    pieces = [(seed, number) for seed in range(len(orders)) for number in range(len(batches))]
     processes = Processes(model.device)
-    mine = processes.share(len(pieces))
-    journal.begin(f"ablate {kind}", len(mine))
-
-    def change(seed: int, part: ResponseBatch) -> Tensor:
-        """Sum over the batch's examples: (point + 1,), the last with the kind's own heads ablated.
-
-        With no head ablated nothing changes, which takes no forward.
-        """
-        wanted = [*points, min(int(heads[seed]), most)]
-        counts = sorted({0, *wanted})
-        plus, order = roles.plus[seed], orders[seed]
-        rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in counts[1:]])
-        changes = torch.zeros(len(counts), dtype=model.wide_dtype)
-        with torch.no_grad():
-            for some in parts_at_once(model, part, len(rows)):
-                ablated, retained = response_log_probs(model, some, rows, memory_gb=memory_gb).chunk(2)
-                changes[1:] += (ablated - retained).sum(1).cpu()
-        return changes[[counts.index(n) for n in wanted]]
-
-    width = len(points) + 1
-    sums = torch.zeros(len(mine), width)
-    for row, (seed, i) in enumerate(pieces[number] for number in mine):
-        sums[row] = journal.piece(f"{kind}-{seed}-{i}", partial(change, seed, batches[i]), (width,))
-    means = processes.gather(sums, len(pieces)).view(len(orders), len(batches), width).sum(1) / len(responses)
+    share = processes.share(len(pieces))
+    context.begin(f"ablate {kind}", len(share))
+    sums = torch.zeros(len(share), len(points) + 1)
+    for i, (seed, number) in enumerate(pieces[j] for j in share):
+        counts = [*points, min(int(heads[seed]), most)]  # the last is for `own`
+        change = partial(_change, model, batches[number], roles.plus[seed], orders[seed], counts, context)
+        sums[i] = context.piece(f"{kind}-{seed}-{number}", change, (len(counts),))
+    means = processes.gather(sums, len(pieces)).view(len(orders), len(batches), -1).sum(1) / len(responses)
     return AblationCurve(kind, torch.tensor(points), means[:, :-1], heads, means[:, -1])
 
 
-def count_of_kind(roles: HeadRoles, kind: str) -> Tensor:
-    """How many heads are of a kind: (seed,). A random order has no kind, so all of them are."""
-    marked = torch.ones_like(roles.plus, dtype=torch.bool) if kind == "random" else roles.is_kind(kind)
-    return marked.flatten(1).sum(1)
+def _points(model: Model, most: int, every: int) -> list[int]:
+    """The numbers of heads to ablate."""
+    n_heads = model.n_layers * model.n_heads
+    if not 1 <= most <= n_heads:
+        raise GatelensError(f"{model.name} has {n_heads} heads, so {most} cannot be ablated: give 1 to {n_heads}.")
+    if every < 1:
+        raise GatelensError(f"every is {every}: it must be at least 1.")
+    return sorted({*range(0, most + 1, every), most})
 
 
-def ablation_order(roles: HeadRoles, kind: str, seed: int) -> Tensor:
-    """Places of the heads from the first to ablate to the last: (layer * head,)."""
+def _change(
+    model: Model,
+    batch: ResponseBatch,
+    plus: Float[Tensor, "layer head"],
+    order: Int[Tensor, " place"],
+    counts: Sequence[int],
+    context: Context,
+) -> Float[Tensor, " count"]:
+    """The change for each number of ablated heads, summed over the examples of a batch."""
+    distinct = sorted({0, *counts})  # ablating no head changes nothing and needs no forward
+    rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in distinct[1:]])
+    changes = torch.zeros(len(distinct), dtype=model.wide_dtype)
+    with torch.no_grad():
+        for part in parts_at_once(model, batch, len(rows)):
+            ablated, retained = response_log_probs(model, part, rows, context=context).chunk(2)
+            changes[1:] += (ablated - retained).sum(1).cpu()
+    return changes[[distinct.index(n) for n in counts]]
+
+
+def count_of_kind(roles: HeadRoles, kind: str) -> Int[Tensor, " seed"]:
+    """How many heads are of a kind. A random order has no kind, so all heads count."""
+    is_kind = torch.ones_like(roles.plus, dtype=torch.bool) if kind == "random" else roles.is_kind(kind)
+    return is_kind.flatten(1).sum(1)
+
+
+def ablation_order(roles: HeadRoles, kind: str, seed: int) -> Int[Tensor, " place"]:
+    """The order in which heads are ablated, as positions in the flattened (layer, head)."""
     if kind == "random":
         return torch.randperm(roles.plus[0].numel(), generator=torch.Generator().manual_seed(seed))
     return torch.argsort(roles.kind(kind)[seed].flatten(), descending=True, stable=True)
 
 
-def forced(gates: Tensor, heads: Tensor, value: float) -> Tensor:
-    """Gates (layer, head) with some heads forced to a value."""
+def forced(
+    gates: Float[Tensor, "layer head"], heads: Int[Tensor, " place"], value: float
+) -> Float[Tensor, "layer head"]:
+    """Gates with some heads forced to a value.
+
+    Arguments:
+        heads: positions in the flattened gates.
+    """
     changed = gates.flatten().clone()
     changed[heads] = value
     return changed.view_as(gates)

@@ -1,56 +1,46 @@
-"""Contrastive head gating: gates that keep one data set's responses and lose another's.
+"""Contrastive head gating: gates that keep the responses of one task and lose those of another.
 
-The two ask for the same thing in two ways (a relation by instruction, and by examples in context); heads that are open
-for the one and closed for the other tell the ways apart. (Nam et al., arXiv 2505.13737.)
+Both tasks ask for the same thing in different ways, for example for a relation between words by an instruction and by
+examples in the prompt. Heads that are open for one way and closed for the other tell them apart. (Nam et al., "Causal
+Head Gating", arXiv 2505.13737.)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import FitSettings, Schedule, check_rates, draw_batch, fit_gates, nll, uniform_logits
-from gatelens.gates.responses import check_responses, mean_log_probs, rows_at_once, warn_if_unknown
+from gatelens.gates.fitting import (
+    FitNames,
+    FitSettings,
+    Objective,
+    Schedule,
+    check_rates,
+    draw_batch,
+    fit_gates,
+    uniform_start,
+)
+from gatelens.gates.responses import check_responses, mean_log_probs, nll, rows_at_once, warn_if_unknown
+from gatelens.gates.roles import Contrast
 from gatelens.model import Model
-from gatelens.runtime.journal import Journal
+from gatelens.runtime.context import Context
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.runtime.processes import Processes
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 from gatelens.tasks.batches import as_responses, split
 
 
-@dataclass(frozen=True)
 class ContrastSettings(FitSettings):
-    """How contrastive gates are fitted. A batch has as many examples of each of the two tasks."""
+    """How contrastive gates are fitted. A batch has ``batch`` examples of each of the two tasks."""
 
-    rate: tuple[float, float] = field(default=(0.1, 0.01), metadata={"help": "learning rate, start and end"})
-    held_out: float = field(default=0.25, metadata={"help": "share of the examples kept for the evaluation"})
+    rate: tuple[float, float] = Field((0.1, 0.01), description="learning rates: start and end")
+    held_out: float = Field(0.25, gt=0, lt=1, description="share of the examples that are held out for evaluation")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.held_out < 1:
-            raise GatelensError(f"held_out is a share between 0 and 1, not {self.held_out}.")
-        check_rates(*self.rate)
-
-
-@dataclass(frozen=True, eq=False)
-class Contrast:
-    """Gates that keep one task and lose another, and what they do to examples that were not trained on.
-
-    Log-probabilities are of a response, summed over its tokens, mean over held-out examples: (seed,); those of the open
-    model are one number.
-    """
-
-    gates: Tensor  # (seed, layer, head) in 0..1
-    losses: Tensor  # (update, seed)
-    keep: Tensor  # (seed,) log-probability of the responses to keep, under the gates
-    lose: Tensor  # (seed,) of the responses to lose
-    keep_open: float  # with all gates open
-    lose_open: float
+    _check_rates = field_validator("rate")(check_rates)
 
 
 def fit_contrast(
@@ -59,57 +49,78 @@ def fit_contrast(
     lose: ResponseTask | CircuitTask,
     settings: ContrastSettings | None = None,
     *,
-    journal: Journal | None = None,
+    context: Context | None = None,
 ) -> Contrast:
-    """Fit gates that keep the responses of one task and lose those of the other.
+    """Fit gates that keep the responses of one task and lose those of another, and evaluate them on held-out examples.
 
     The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))``, each a mean over examples of the mean NLL per token. The
-    ceiling is a blind guess among all tokens: losing an example more than that is not rewarded. Both are evaluated on
-    examples that were held out.
-    Cost: 2 forward-backwards for each update and seed.
+    ceiling is the NLL of a uniform guess among all tokens: an example that is lost beyond it is not rewarded further.
+
+    Arguments:
+        keep: the task whose responses are kept.
+        lose: the task whose responses are lost.
+        context: the memory budget, and where the fits are kept so that a killed run resumes.
+
+    Returns:
+        The gates and their effect. Cost: 2 forward-backwards for each update and seed.
     """
     settings = settings or ContrastSettings()
-    journal = journal or Journal()
-    wholes = as_responses(keep), as_responses(lose)
-    for whole in wholes:
-        check_responses(model, whole)
-        warn_if_unknown(model, whole, settings.memory_gb)
-    (kept_task, keep_test), (lost_task, lose_test) = (hold_out(whole, settings.held_out) for whole in wholes)
-    ceiling = math.log(model.hf.config.vocab_size)
+    context = context or Context()
+    tasks = as_responses(keep), as_responses(lose)
+    for task in tasks:
+        check_responses(model, task)
+        warn_if_unknown(model, task, context)
+    (keep_train, keep_test), (lose_train, lose_test) = (hold_out(task, settings.held_out) for task in tasks)
     bfloat16 = use_bfloat16(model.device, settings.autocast)
-    processes = Processes(model.device)
-    mine = processes.share(settings.seeds)
-    start = torch.stack([uniform_logits(model, settings.seed + row) for row in range(settings.seeds)])[mine]
+    ceiling = math.log(model.hf.config.vocab_size)
 
     def batches(number: int) -> list[ResponseBatch]:
-        return [draw_batch(task, settings.batch, number, settings.seed) for task in (kept_task, lost_task)]
+        return [draw_batch(task, settings.batch, number, settings.seed) for task in (keep_train, lose_train)]
 
     def loss(number: int, gates: Tensor) -> Tensor:
-        # Of each example, so that nothing depends on how examples are split into batches.
-        kept, lost = (nll(model, batch, gates, bfloat16) for batch in batches(number))
-        return kept.mean(1) + (ceiling - lost).clamp(min=0).mean(1)
+        # The ceiling is applied to each example, so that nothing depends on how examples are split into batches.
+        keep_nll, lose_nll = (nll(model, batch, gates, bfloat16) for batch in batches(number))
+        return keep_nll.mean(1) + (ceiling - lose_nll).clamp(min=0).mean(1)
 
-    def at_once(number: int) -> int:
-        half = settings.memory_gb / 2
-        return min(rows_at_once(model, batch, grad=True, memory_gb=half) for batch in batches(number))
+    def rows(number: int) -> int:
+        half = context.with_memory(context.memory_gb / 2)
+        return min(rows_at_once(model, batch, grad=True, context=half) for batch in batches(number))
 
+    # 1. One fit for each seed of this process.
+    processes = Processes(model.device)
+    seeds = processes.share(settings.seeds)
+    start = uniform_start(model, [settings.seed + seed for seed in seeds])
     schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
-    names = [f"contrast-{row}" for row in mine]
-    none = start.new_zeros(len(mine))
-    logits, losses = fit_gates(start, loss, at_once, schedule, none, journal, "contrast", names, processes.name)
+    names = FitNames("contrast", [f"contrast-{seed}" for seed in seeds], processes.name)
+    objective = Objective(loss, rows, penalties=torch.zeros(len(seeds)))
+    logits, losses = fit_gates(start, objective, schedule, names, context)
+    # 2. The seeds of all processes, on held-out examples; the last row has all gates open.
     gates = processes.gather(logits.sigmoid(), settings.seeds)
-    rows = torch.cat([gates, torch.ones_like(gates[:1])])
-    kept, lost = (
-        mean_log_probs(model, task, rows, batch=settings.batch, memory_gb=settings.memory_gb).to(rows)
+    history = processes.gather(losses.T, settings.seeds).T
+    evaluated = torch.cat([gates, torch.ones_like(gates[:1])])
+    keep_test_log_probs, lose_test_log_probs = (
+        mean_log_probs(model, task, evaluated, batch=settings.batch, context=context).to(evaluated)
         for task in (keep_test, lose_test)
     )
-    history = processes.gather(losses.T, settings.seeds).T
-    return Contrast(gates, history, kept[:-1], lost[:-1], float(kept[-1]), float(lost[-1]))
+    return Contrast(
+        gates,
+        history,
+        keep=keep_test_log_probs[:-1],
+        lose=lose_test_log_probs[:-1],
+        keep_open=float(keep_test_log_probs[-1]),
+        lose_open=float(lose_test_log_probs[-1]),
+    )
 
 
-def hold_out(task: ResponseTask, held_out: float) -> tuple[ResponseTask, ResponseTask]:
-    """The examples to train on, and those that are held out."""
-    n = round(len(task) * (1 - held_out))
+def hold_out(task: ResponseTask, share: float) -> tuple[ResponseTask, ResponseTask]:
+    """Split a task into the examples to fit on and those to hold out.
+
+    Arguments:
+        share: how many examples are held out, as a share between 0 and 1.
+    """
+    n = round(len(task) * (1 - share))
     if not 0 < n < len(task):
-        raise GatelensError(f"{task.name} has {len(task)} examples: too few to hold out {held_out:.0%} of them.")
+        raise GatelensError(
+            f"{task.name} has {len(task)} examples, which are too few to hold out {share:.0%} of them: give it more."
+        )
     return split(task, n)

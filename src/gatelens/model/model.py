@@ -102,6 +102,10 @@ class Model:
             config.pop(field, None)
         return hash_weights(self.hf, json.dumps(config, sort_keys=True, default=str))
 
+    def identity(self) -> dict[str, str]:
+        """What identifies the model in the request of a run: its name, its fingerprint and its dtype."""
+        return {"name": self.name, "fingerprint": self.fingerprint, "dtype": str(self.dtype)}
+
     def __repr__(self) -> str:
         return (
             f"Model({self.name}: {self.anatomy.model_type}, {self.n_layers} layers x {self.n_heads} heads, "

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from gatelens.methods.head_gating import KINDS
+from gatelens.gates.roles import KINDS
 from gatelens.model.components import Head
 from gatelens.report._runs import CircuitRun, RolesRun, SparsifyRun, labels
 from gatelens.report._summary import Group

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.jobs.circuit import load_circuit
-from gatelens.jobs.roles import load_roles
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
+from gatelens.measures.roles_result import load_roles
 from gatelens.model.graph import Graph
 from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
 from gatelens.runtime.files import read_json, read_numbers, read_tensors

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gatelens.gates.scores import rank
 from gatelens.jobs.circuit import CircuitResult
-from gatelens.jobs.roles import GateResult as RolesResult
 from gatelens.measures.example import ExamplePrompt
+from gatelens.measures.roles_result import RolesResult
 from gatelens.model.graph import Graph
 from gatelens.report._components import Edge
 

@@ -13,12 +13,12 @@ from toys import random_task
 
 from gatelens import CircuitSettings, Model
 from gatelens.jobs.circuit import score
-from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.cells import ModelSpec
 from gatelens.jobs.study.cost import Shape, circuit_forwards, estimates, gate_forwards, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.run import run_study
 from gatelens.measures.curves import explained_effect
+from gatelens.measures.roles_result import RolesSettings
 
 SHAPE = Shape(heads=10, edges=1000, pairs=500, seconds=0.5, weights_gb=1.0, runs_gb=2.0)
 
@@ -50,7 +50,7 @@ def test_forwards_of_a_circuit(settings: CircuitSettings, forwards: float) -> No
 
 
 def test_forwards_of_gates() -> None:
-    settings = GateSettings(seeds=2, updates=5, batch=3, accumulate=2, held_out=7, most=4, every=3)
+    settings = RolesSettings(seeds=2, updates=5, batch=3, accumulate=2, held_out=7, most=4, every=3)
     # three fits of forward-backwards; four curves at 0, 3 and 4 ablated heads, ablated and retained
     assert gate_forwards(settings) == 3 * 2 * 2 * 5 * 3 * 2 + 4 * 2 * 3 * 2 * 7
 

@@ -8,9 +8,9 @@ import pytest
 from commands import run
 
 from gatelens import CircuitSettings, GatelensError
-from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.lines import Toml
+from gatelens.measures.roles_result import RolesSettings
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -66,7 +66,7 @@ class TestMeaning:
         assert one.settings == CircuitSettings(n=16, level="edges", seed=1, memory_gb=8.0)
         assert one.options == {"corruption": "answer"}
         assert (one.model.dtype, one.model.dense, one.model.cpus) == ("bfloat16", "small", 2.0)
-        assert cells["roles-syntax-big"].settings == GateSettings(first_rate=(0.2, 0.02))
+        assert cells["roles-syntax-big"].settings == RolesSettings(first_rate=(0.2, 0.02))
         assert study.title == "Some heads"
 
     def test_paths_are_relative_to_the_file(self, tmp_path: Path) -> None:

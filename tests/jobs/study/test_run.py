@@ -21,13 +21,13 @@ from studies import hold, numbers, run_without_report, write_study
 import gatelens.jobs.study.work as work
 from gatelens import CircuitSettings, GatelensError, find_circuit
 from gatelens.jobs.circuit import load_circuit
-from gatelens.jobs.roles import load_roles
 from gatelens.jobs.study.cells import source_fingerprint
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.jobs.study.summary import Summary
 from gatelens.loading import load
+from gatelens.measures.roles_result import load_roles
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import torch
 
 from gatelens.jobs.circuit import CircuitSettings
-from gatelens.jobs.roles import GateSettings
 from gatelens.loading import BUILT_IN, load
 from gatelens.loading.builtin import path_of
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
+from gatelens.runtime.settings import Settings
 from gatelens.runtime.versions import versions
 
 Kind = Literal["circuit", "gate"]
@@ -74,7 +75,7 @@ class Cell:
     model: ModelSpec
     task: str
     where: str  # the task, with the path of a file made whole
-    settings: CircuitSettings | GateSettings
+    settings: CircuitSettings | RolesSettings
     options: dict[str, Any] = field(default_factory=dict)  # of the task
     varied: dict[str, Any] = field(default_factory=dict)  # settings that are a grid's, besides the level
     files: dict[str, str] = field(default_factory=dict)  # options that are files, with their path made whole
@@ -91,7 +92,10 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """What was asked, without the memory it may take: that changes no numbers."""
-        settings = {key: value for key, value in asdict(self.settings).items() if key != "memory_gb"}
+        if isinstance(self.settings, Settings):
+            settings = self.settings.identity()
+        else:
+            settings = {key: value for key, value in asdict(self.settings).items() if key != "memory_gb"}
         asked = {
             "kind": self.kind,
             "model": self.model.identity(),
@@ -113,7 +117,10 @@ class Cell:
 
     def half_memory(self) -> Cell:
         """The same with half the memory for runs: half the rows at once."""
-        return replace(self, settings=replace(self.settings, memory_gb=self.settings.memory_gb / 2))
+        half = self.settings.memory_gb / 2
+        if isinstance(self.settings, Settings):
+            return replace(self, settings=self.settings.replace(memory_gb=half))
+        return replace(self, settings=replace(self.settings, memory_gb=half))
 
 
 def cell_name(level: str, task: str, label: str, varied: dict[str, Any]) -> str:

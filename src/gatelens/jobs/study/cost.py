@@ -18,13 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from gatelens.jobs.circuit import CircuitSettings, memory_estimate
-from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.cells import Cell, ModelSpec
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.work import OneModel, reason
 from gatelens.loading import BUILT_IN
 from gatelens.measures.curves import grid
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.tasks import task as make_task
@@ -117,7 +117,7 @@ def circuit_forwards(settings: CircuitSettings, shape: Shape) -> float:
     return settings.seeds * settings.n * (attributed + circuit * points) + settings.n * circuit + checked
 
 
-def gate_forwards(settings: GateSettings) -> float:
+def gate_forwards(settings: RolesSettings) -> float:
     """Forwards of one prompt that a gate cell takes: three fits for each seed, and four ablation curves."""
     fitted = 3 * BACKWARD * settings.seeds * settings.updates * settings.batch * settings.accumulate
     points = len({*range(0, settings.most + 1, settings.every), settings.most})

@@ -14,7 +14,7 @@
     n = 16
     options = { corruption = "answer" }
 
-    [gate]                          # fields of GateSettings
+    [gate]                          # fields of RolesSettings
     tasks = ["syntax"]
 
 ``[[circuit]]`` may stand several times. Paths are relative to the file. Every mistake is pointed at by its line.
@@ -26,19 +26,20 @@ import difflib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gatelens.errors import GatelensError
 from gatelens.jobs.circuit import CircuitSettings
-from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.cells import DTYPES, Cell, Kind, ModelSpec, cell_name
 from gatelens.jobs.study.lines import Keys, Toml
 from gatelens.loading import BUILT_IN
+from gatelens.measures.roles_result import RolesSettings
+from gatelens.runtime.settings import setting_fields
 from gatelens.tasks import TASKS
 
-JOBS: dict[Kind, type[CircuitSettings] | type[GateSettings]] = {"circuit": CircuitSettings, "gate": GateSettings}
+JOBS: dict[Kind, type[CircuitSettings] | type[RolesSettings]] = {"circuit": CircuitSettings, "gate": RolesSettings}
 _SECTION = ("tasks", "models", "task", "model")  # what a section holds besides settings
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -98,7 +99,7 @@ def _models(toml: Toml) -> dict[str, ModelSpec]:
             )
         at = keys if about is not value else (*keys, "load")
         hints = get_type_hints(ModelSpec)
-        known = [one.name for one in fields(ModelSpec) if one.name not in ("label", "where")]
+        known = [field.name for field in setting_fields(ModelSpec) if field.name not in ("label", "where")]
         for key in about:
             if key not in known:
                 raise toml.unknown("model option", key, known, *keys, key)
@@ -155,7 +156,7 @@ def _sections(toml: Toml, kind: Kind) -> Iterator[tuple[dict[str, Any], Keys]]:
 def _cells(
     toml: Toml, kind: Kind, section: Mapping[str, Any], keys: Keys, models: Mapping[str, ModelSpec]
 ) -> Iterator[Cell]:
-    known = [one.name for one in fields(JOBS[kind])]
+    known = [field.name for field in setting_fields(JOBS[kind])]
     for key in section:
         if key not in (*_SECTION, *known):
             raise toml.unknown(f"setting of {kind}", key, (*_SECTION, *known), *keys, key)
@@ -219,7 +220,7 @@ def _task_at(toml: Toml, kind: Kind, task: str, keys: Keys) -> str:
 
 
 def _check_overrides(toml: Toml, kind: Kind, given: dict[str, Any], names: list[str], keys: Keys) -> None:
-    known = ["options"] * (keys[-1] == "task") + [one.name for one in fields(JOBS[kind])]
+    known = ["options"] * (keys[-1] == "task") + [field.name for field in setting_fields(JOBS[kind])]
     for name, values in given.items():
         if name not in names:
             raise toml.unknown(f"{keys[-1]} of this section", name, names, *keys, name)
@@ -241,14 +242,14 @@ def _check_options(toml: Toml, task: str, options: Any, keys: Keys) -> None:
 
 def _grid(
     toml: Toml, kind: Kind, given: Mapping[str, tuple[Any, Keys]], keys: Keys
-) -> Iterator[tuple[CircuitSettings | GateSettings, dict[str, Any]]]:
+) -> Iterator[tuple[CircuitSettings | RolesSettings, dict[str, Any]]]:
     """Settings for every combination of the values that are lists, and those of the values that the name tells.
 
     A value that is the default is not part of the name, nor is the level, which begins it: so ``seed = 0`` can grow to
     ``seed = [0, 1]`` without renaming a cell that is done.
     """
     cls = JOBS[kind]
-    hints = get_type_hints(cls)
+    hints = {field.name: field.annotation for field in setting_fields(cls)}
     axes: dict[str, list[Any]] = {}
     for key, (value, at) in given.items():
         pair = get_origin(hints[key]) is tuple and not (
@@ -271,8 +272,8 @@ def _grid(
 
 
 def _make(
-    toml: Toml, cls: type[CircuitSettings] | type[GateSettings], given: dict[str, Any], keys: Keys
-) -> CircuitSettings | GateSettings:
+    toml: Toml, cls: type[CircuitSettings] | type[RolesSettings], given: dict[str, Any], keys: Keys
+) -> CircuitSettings | RolesSettings:
     try:
         return cls(**given)
     except GatelensError as error:

@@ -14,13 +14,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.roles import GateSettings
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.cost import gate_forwards
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import Outcome, StudyFolder
 from gatelens.jobs.study.summary import Summary
 from gatelens.jobs.study.work import OneModel, run_cell
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime.processes import n_processes
 
 Engine = Literal["local", "ray"]
@@ -119,7 +119,7 @@ def running_order(cells: Sequence[Cell]) -> list[Cell]:
     models = list(dict.fromkeys(cell.model for cell in cells))
 
     def place(cell: Cell) -> tuple[int, float]:
-        forwards = gate_forwards(cell.settings) if isinstance(cell.settings, GateSettings) else 0.0
+        forwards = gate_forwards(cell.settings) if isinstance(cell.settings, RolesSettings) else 0.0
         return models.index(cell.model), -forwards
 
     return sorted(cells, key=place)

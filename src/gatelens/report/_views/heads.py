@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gatelens.methods.head_gating import KINDS
+from gatelens.gates.roles import KINDS
 from gatelens.report._numbers import short
 from gatelens.report._runs import RolesRun
 from gatelens.report._summary import Group

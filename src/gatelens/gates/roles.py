@@ -1,0 +1,97 @@
+"""What learned head gates say: the role of every head in a task, and the contrast between two tasks.
+
+These are results only. ``methods/head_gating.py`` and ``methods/contrast.py`` make them, and reports read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+
+KINDS = ("facilitation", "irrelevance", "interference")
+"""The roles that a head can have."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRoles:
+    """The role of every head: three scores from 0 to 1 for each seed, derived from three fits of its gate.
+
+    Example:
+        roles = gatelens.fit_head_gates(model, task)
+        roles.facilitation.mean(0)   # (layer, head), mean over seeds
+
+    Arguments:
+        gates: G, fitted without a penalty.
+        plus: G+, fitted with a reward for open gates.
+        minus: G-, fitted with a reward for closed gates.
+        losses: mean NLL of the target tokens in every update; the fits are G, G+ and G-.
+    """
+
+    gates: Float[Tensor, "seed layer head"]
+    plus: Float[Tensor, "seed layer head"]
+    minus: Float[Tensor, "seed layer head"]
+    losses: Float[Tensor, "fit update seed"]
+
+    @property
+    def facilitation(self) -> Float[Tensor, "seed layer head"]:
+        """G-: high if the gate stays open although closed gates are rewarded. The task needs the head."""
+        return self.minus
+
+    @property
+    def irrelevance(self) -> Float[Tensor, "seed layer head"]:
+        """G+ (1 - G-): high if the gate follows the reward. The head does not matter to the task."""
+        return self.plus * (1 - self.minus)
+
+    @property
+    def interference(self) -> Float[Tensor, "seed layer head"]:
+        """1 - G+: high if the gate closes although open gates are rewarded. The head hinders the task."""
+        return 1 - self.plus
+
+    def kind(self, name: str) -> Float[Tensor, "seed layer head"]:
+        """The scores of one kind: facilitation, irrelevance or interference."""
+        if name not in KINDS:
+            raise GatelensError(f"no kind of head '{name}': there are {', '.join(KINDS)}.")
+        scores: Tensor = getattr(self, name)
+        return scores
+
+    def is_kind(self, name: str) -> Bool[Tensor, "seed layer head"]:
+        """Whether each head is of a kind: its score is 0.5 or more."""
+        return self.kind(name) >= 0.5
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """For each kind the share of heads that are of this kind in all seeds, and in any seed."""
+        shares = {}
+        for name in KINDS:
+            is_kind = self.is_kind(name)
+            shares[name] = {
+                "all seeds": float(is_kind.all(0).float().mean()),
+                "any seed": float(is_kind.any(0).float().mean()),
+            }
+        return shares
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """Gates that keep the responses of one task and lose those of another, and their effect on held-out examples.
+
+    A log-probability is that of a response, summed over its tokens, mean over the held-out examples of a task.
+
+    Arguments:
+        gates: from 0 to 1.
+        losses: the loss of every update.
+        keep: log-probability of the responses to keep, under the gates.
+        lose: log-probability of the responses to lose, under the gates.
+        keep_open: log-probability of the responses to keep, with all gates open.
+        lose_open: log-probability of the responses to lose, with all gates open.
+    """
+
+    gates: Float[Tensor, "seed layer head"]
+    losses: Float[Tensor, "update seed"]
+    keep: Float[Tensor, " seed"]
+    lose: Float[Tensor, " seed"]
+    keep_open: float
+    lose_open: float

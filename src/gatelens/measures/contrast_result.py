@@ -1,0 +1,112 @@
+"""The result of ``gatelens contrast``: gates that keep one task and lose another, in a folder.
+
+``result.json``            the summary (`ContrastFile`)
+``contrast.safetensors``   gates, losses and log-probabilities of every seed
+``gates.csv``              the gate of every head, for each seed
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.roles import Contrast
+from gatelens.measures.result_file import ResultFile
+from gatelens.methods.contrast import ContrastSettings
+from gatelens.model.components import Head
+from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
+from gatelens.runtime.files import read_tensors, write_csv, write_tensors
+from gatelens.runtime.processes import is_main
+from gatelens.runtime.run_folder import RunFolder
+from gatelens.runtime.settings import EXECUTION
+
+_TENSORS = "contrast.safetensors"
+
+
+class TwoTaskSettings(ContrastSettings):
+    """The settings of `find_contrast` and ``gatelens contrast``: how many examples to take, and how to fit."""
+
+    n: int = Field(64, ge=2, description="examples of each task, including those that are held out")
+    memory_gb: float = Field(MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastResult:
+    """Contrastive gates of two tasks.
+
+    Arguments:
+        model: the name of the model.
+        keep: the name and options of the task whose responses are kept.
+        lose: the name and options of the task whose responses are lost.
+        seconds: how long the run took, including starts that were killed.
+    """
+
+    model: str
+    keep: str
+    lose: str
+    settings: TwoTaskSettings
+    contrast: Contrast
+    seconds: float
+
+
+class ContrastFile(ResultFile):
+    """The schema of ``result.json``. Log-probabilities under the gates are means over seeds."""
+
+    keep: str
+    lose: str
+    settings: TwoTaskSettings
+    keep_open: float = Field(description="log-probability of the responses to keep, all gates open")
+    lose_open: float = Field(description="log-probability of the responses to lose, all gates open")
+    keep_gated: float | None = Field(None, description="log-probability of the responses to keep, under the gates")
+    lose_gated: float | None = Field(None, description="log-probability of the responses to lose, under the gates")
+
+    @classmethod
+    def from_first_schema(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        converted = super().from_first_schema(values)
+        names = {"keep open": "keep_open", "lose open": "lose_open", "kept": "keep_gated", "lost": "lose_gated"}
+        return converted | {new: values[old] for old, new in names.items() if old in values}
+
+
+def save_contrast(result: ContrastResult, run: RunFolder) -> None:
+    """Write a result to its run folder and finish the run. With several processes, all of them must call this."""
+    contrast = result.contrast
+    if run.path is not None and is_main():
+        tensors = {name: getattr(contrast, name) for name in ("gates", "losses", "keep", "lose")}
+        write_tensors(run.path / _TENSORS, tensors)
+        seeds = [f"seed {seed}" for seed in range(len(contrast.gates))]
+        write_csv(run.path / "gates.csv", ["head", "mean", *seeds], _gate_records(contrast.gates))
+    file = ContrastFile(
+        **{name: getattr(result, name) for name in ("model", "keep", "lose", "settings", "seconds")},
+        keep_open=contrast.keep_open,
+        lose_open=contrast.lose_open,
+        keep_gated=float(contrast.keep.mean()),
+        lose_gated=float(contrast.lose.mean()),
+    )
+    run.finish(file.to_json())
+
+
+def load_contrast(folder: str | Path) -> ContrastResult:
+    """The saved result of ``gatelens contrast`` or `find_contrast`. Results of version 0.1 are read too."""
+    folder = Path(folder)
+    file = ContrastFile.read(folder)
+    tensors = read_tensors(folder / _TENSORS)
+    try:
+        by_seed = {name: tensors[name] for name in ("gates", "losses", "keep", "lose")}
+    except KeyError as error:
+        raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
+    contrast = Contrast(**by_seed, keep_open=file.keep_open, lose_open=file.lose_open)
+    return ContrastResult(file.model, file.keep, file.lose, file.settings, contrast, file.seconds)
+
+
+def _gate_records(gates: Tensor) -> Iterator[list[Any]]:
+    """The lines of gates.csv."""
+    for layer, index in itertools.product(*map(range, gates.shape[1:])):
+        of_head = gates[:, layer, index]
+        yield [Head(layer, index), float(of_head.mean()), *of_head.tolist()]

@@ -1,0 +1,49 @@
+"""The figures that the command line leaves in a run folder, drawn from what the run has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from gatelens.gates.roles import KINDS
+from gatelens.measures.contrast_result import load_contrast
+from gatelens.measures.roles_result import load_roles
+from gatelens.report.figures import ablation_figure, head_maps, save_figure
+from gatelens.runtime.files import read_json
+from gatelens.runtime.run_folder import ASKED
+
+
+def draw_run(folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw the figures of a finished run into its folder.
+
+    Arguments:
+        folder: the run folder.
+        formats: any of png, svg and pdf.
+
+    Returns:
+        The files that were written; none if this kind of run has no figures of its own.
+    """
+    folder = Path(folder)
+    draw = _FIGURES.get(str(read_json(folder / ASKED).get("kind")))
+    figures = {} if draw is None else draw(folder)
+    return [path for name, figure in figures.items() for path in save_figure(figure, folder / name, formats)]
+
+
+def _gate_figures(folder: Path) -> dict[str, Figure]:
+    result = load_roles(folder)
+    maps = {kind: result.roles.kind(kind).mean(0) for kind in KINDS}
+    return {
+        "roles": head_maps(maps, f"{result.task} in {result.model}"),
+        "ablation": ablation_figure({result.task: {result.model: result.curves}}),
+    }
+
+
+def _contrast_figures(folder: Path) -> dict[str, Figure]:
+    result = load_contrast(folder)
+    title = f"keep {result.keep}, lose {result.lose}, in {result.model}"
+    return {"gates": head_maps({"gates": result.contrast.gates.mean(0)}, title, "mean gate")}
+
+
+_FIGURES: dict[str, Callable[[Path], dict[str, Figure]]] = {"gate": _gate_figures, "contrast": _contrast_figures}
