@@ -31,6 +31,8 @@ def sparsify(
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
 
+    from gatelens.report.run_figures import draw_run
+    from gatelens.runtime.processes import is_main
     from gatelens.sparse.sparsify import sparsify as run
 
     if track not in (None, "tensorboard", "wandb"):
@@ -39,6 +41,8 @@ def sparsify(
         raise GatelensError("sparsify spreads a model by `accelerate launch`, not by --device-map.")
     dense = load(model)
     run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
+    if is_main():
+        draw_run(out)
     said = f"written to {out}: `gatelens evaluate {out} --text ...` judges it"
     Console().print(said, soft_wrap=True, markup=False)
 

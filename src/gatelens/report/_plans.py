@@ -163,7 +163,7 @@ def open_edges_plan(label: str, run: CircuitRun) -> Plan:
 
 def training_plan(run: SparsifyRun) -> Plan:
     """Loss and open edges by step."""
-    last, target = run.log[-1], run.asked["settings"].get("target")
+    last = run.log[-1]
 
     def table() -> Table:
         records = [("training", *cell) for cell in _cells(run.log)] + [
@@ -173,7 +173,7 @@ def training_plan(run: SparsifyRun) -> Plan:
 
     title = f"Sparse post-training: {run.name}"
     alt = f"Loss and open edges against steps; at step {last['step']:.0f} {last['open']:.2%} of the edges are open."
-    return Plan(title, alt, lambda: training_figure(run.log, run.judged, target, run.name), table)
+    return Plan(title, alt, lambda: training_figure(run.log, run.judged, run.target, run.name), table)
 
 
 def cost_of_sparsity_plan(judged: Mapping[str, list[dict[str, float]]]) -> Plan:

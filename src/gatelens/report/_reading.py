@@ -54,7 +54,7 @@ def _read(folder: Path, runs: Runs) -> None:
     """Read one run and add it, or the reason why it cannot be read."""
     try:
         if not (folder / ASKED).exists():
-            runs.sparsified.append(_sparsify_run(folder))
+            runs.sparsified.append(sparsify_run(folder))
             return
         asked = read_json(folder / ASKED)
         kind = asked.get("kind")
@@ -113,7 +113,8 @@ def _roles_run(folder: Path, asked: dict[str, Any]) -> RolesRun:
     return RolesRun(folder, asked, result, _is_sparse(read_json(folder / RESULT)))
 
 
-def _sparsify_run(folder: Path) -> SparsifyRun:
+def sparsify_run(folder: Path) -> SparsifyRun:
+    """A run of sparse post-training, finished or not."""
     asked = read_json(folder / "settings.json")
     if not isinstance(asked.get("settings"), dict):
         raise GatelensError(f"{folder / 'settings.json'} was not written by gatelens: it has no settings of a run.")

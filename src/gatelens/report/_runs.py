@@ -90,6 +90,12 @@ class SparsifyRun:
     def name(self) -> str:
         return "/".join(self.folder.resolve().parts[-2:])
 
+    @property
+    def target(self) -> float | None:
+        """The target of the loss."""
+        target: float | None = self.asked["settings"].get("target")
+        return target
+
 
 Run = CircuitRun | RolesRun | SparsifyRun
 R = TypeVar("R", CircuitRun, RolesRun)

@@ -1,4 +1,4 @@
-"""The figures that the command line leaves in a run folder, drawn from what the run has saved."""
+"""The figures that the command line leaves in a run folder, drawn from the saved files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from gatelens.gates.roles import KINDS
 from gatelens.measures.contrast_result import load_contrast
 from gatelens.measures.roles_result import load_roles
-from gatelens.report.figures import ablation_figure, head_maps, save_figure
+from gatelens.report._reading import sparsify_run
+from gatelens.report.figures import ablation_figure, head_maps, save_figure, training_figure
 from gatelens.runtime.files import read_json
 from gatelens.runtime.run_folder import ASKED
 
@@ -26,7 +27,8 @@ def draw_run(folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path
         The files that were written; none if this kind of run has no figures of its own.
     """
     folder = Path(folder)
-    draw = _FIGURES.get(str(read_json(folder / ASKED).get("kind")))
+    kind = read_json(folder / ASKED).get("kind") if (folder / ASKED).exists() else "sparsify"
+    draw = _FIGURES.get(str(kind))
     figures = {} if draw is None else draw(folder)
     return [path for name, figure in figures.items() for path in save_figure(figure, folder / name, formats)]
 
@@ -46,4 +48,13 @@ def _contrast_figures(folder: Path) -> dict[str, Figure]:
     return {"gates": head_maps({"gates": result.contrast.gates.mean(0)}, title, "mean gate")}
 
 
-_FIGURES: dict[str, Callable[[Path], dict[str, Figure]]] = {"gate": _gate_figures, "contrast": _contrast_figures}
+def _sparsify_figures(folder: Path) -> dict[str, Figure]:
+    run = sparsify_run(folder)
+    return {"training": training_figure(run.log, run.judged, run.target, run.name)}
+
+
+_FIGURES: dict[str, Callable[[Path], dict[str, Figure]]] = {
+    "gate": _gate_figures,
+    "contrast": _contrast_figures,
+    "sparsify": _sparsify_figures,
+}

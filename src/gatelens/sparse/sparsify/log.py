@@ -1,9 +1,8 @@
-"""What a run measured, step by step: a CSV file that is there after every step, JSON and a plot at the end."""
+"""What a run measured, step by step: a CSV file that grows with every step, and JSON at the end."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 from collections.abc import Sequence
 from io import StringIO
@@ -70,28 +69,3 @@ class Log:
 
 def _short(value: float) -> str:
     return f"{value:.6g}"
-
-
-def plot(log: Log, judged: Log, target: float, path: Path) -> None:
-    """Loss and open edges against steps, in one figure of two panels. Without matplotlib nothing is drawn."""
-    if importlib.util.find_spec("matplotlib") is None or not log.rows:
-        return
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    steps = [row["step"] for row in log.rows]
-    above.plot(steps, [row["constrained"] for row in log.rows], lw=0.8, label="constrained loss, gates drawn")
-    above.axhline(target, ls="--", color="black", lw=0.8, label="target")
-    below.plot(steps, [100 * row["open"] for row in log.rows], lw=0.8, label="training text")
-    for name in sorted({key.removesuffix(" open") for row in judged.rows for key in row if key.endswith(" open")}):
-        rows = [row for row in judged.rows if f"{name} open" in row]
-        where = [row["step"] for row in rows]
-        above.plot(where, [row[f"{name} above dense"] for row in rows], "o-", ms=3, label=f"{name}, above dense")
-        below.plot(where, [100 * row[f"{name} open"] for row in rows], "o-", ms=3, label=name)
-    above.set_ylabel("nats per token")
-    below.set(ylabel="open edges, %", xlabel="step", yscale="log")
-    for axis in (above, below):
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)

@@ -6,7 +6,7 @@ The folder of a run, all of it written by the main process:
 
     settings.json     what was asked for, and where it started; a run that continues must ask for the same
     own-text/         what the dense model wrote
-    log.csv, .json    every step; judged.csv, .json: held-out text every so often; curve.png: both
+    log.csv, .json    every step; judged.csv, .json: held-out text every so often
     checkpoints/      the last two
     README.md, config.json, model.safetensors, adapter.safetensors, ...: the result
 """
@@ -38,7 +38,7 @@ from gatelens.sparse.in_model import gate_biases
 from gatelens.sparse.sparsify.claim import claim
 from gatelens.sparse.sparsify.display import displayed
 from gatelens.sparse.sparsify.judge import Judgement, check_length, judge, named
-from gatelens.sparse.sparsify.log import Log, Row, plot
+from gatelens.sparse.sparsify.log import Log, Row
 from gatelens.sparse.sparsify.result import merged, write_card, write_result
 from gatelens.sparse.sparsify.rows import Rows
 from gatelens.sparse.sparsify.self_text import write_text
@@ -154,14 +154,10 @@ def _train(training: Training, held: dict[str, Tensor], folder: Path | None, sho
                 judged.add({"step": step + 1, **found})
                 accelerator.log(found, step=step + 1)
                 display.say("  ".join(f"{key} {value:.4f}" for key, value in found.items()))
-                if kept is not None:
-                    plot(log, judged, settings.target, kept / "curve.png")
             if checkpoints is not None and (ends or (step + 1) % settings.checkpoint_every == 0):
                 checkpoints.write(step + 1, partial(training.save, steps=step + 1))
     log.write_json()
     judged.write_json()
-    if kept is not None:
-        plot(log, judged, settings.target, kept / "curve.png")
 
 
 def _restore(training: Training, checkpoints: Checkpoints) -> int:
