@@ -1,8 +1,8 @@
 """Indirect object identification (IOI): two people are named, one of them acts again; the answer is the other one.
 
 "After Mary and John arrived at the park, John handed a coin to" -> " Mary".
-The behaviour is that of Wang et al., arXiv 2211.00593; IO is the indirect object (Mary) and S the
-subject (John). Every name is a single token and follows a space, so that a name can be replaced by any other name.
+The behaviour is that of Wang et al., arXiv 2211.00593. IO is the indirect object (Mary) and S the subject (John). Every
+name is a single token and follows a space, so that a name can be replaced by any other name.
 """
 
 from collections.abc import Callable, Sequence
