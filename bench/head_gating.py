@@ -1,4 +1,4 @@
-"""What one update of causal head gating costs, in plain forward-backwards: ``python -m bench.head_gating``."""
+"""The cost of one update of causal head gating, in plain forward-backwards: ``python -m bench.head_gating``."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ def main() -> None:
     try:
         model = gpt2_small() if quick() else gatelens.load("smollm2")
     except GatelensError as error:
-        print(f"smollm2 left out: {error}")
+        print(f"skipped smollm2: {error}")
         return
-    batch = some_batch(model)
+    batch = random_batch(model)
     print(
         f"{EXAMPLES} examples of {PROMPT} + {RESPONSE} tokens, one thread; FB is a plain Hugging Face forward-backward "
         "(gradients of activations, all logits)"
     )
     jobs = {str(seeds): update(model, batch, seeds) for seeds in ((1, 2) if quick() else AT_MOST)}
     for seeds, ratio in ratios(plain(model, batch), jobs, repeats=1 if quick() else 3).items():
-        # The floor is FB for each row; it is passed under, as only the responses' logits are computed.
+        # The floor is one FB for each row. Computing only the logits of the responses can be cheaper than that.
         say(Row(f"{model.name}: update of {seeds} seed(s)", ratio, "FB", float(seeds), AT_MOST.get(int(seeds))))
 
 
-def some_batch(model: Model) -> ResponseBatch:
+def random_batch(model: Model) -> ResponseBatch:
+    """Random tokens, all examples of the same length."""
     ids = torch.randint(0, model.hf.config.vocab_size, (EXAMPLES, PROMPT + RESPONSE)).tolist()
-    examples = [Example("", "", tuple(row[:PROMPT]), tuple(row[PROMPT:])) for row in ids]
+    examples = [Example("", "", tuple(tokens[:PROMPT]), tuple(tokens[PROMPT:])) for tokens in ids]
     return next(iter(ResponseTask("any", 0, examples).batches(EXAMPLES)))
 
 
 def plain(model: Model, batch: ResponseBatch) -> Callable[[], object]:
+    """The unit FB: a forward-backward of the Hugging Face model, without gates."""
+
     def run() -> None:
         embedding = model.hf.get_input_embeddings()(batch.tokens).detach().requires_grad_()
         logits: Tensor = model.hf(inputs_embeds=embedding, use_cache=False).logits
@@ -55,7 +58,7 @@ def plain(model: Model, batch: ResponseBatch) -> Callable[[], object]:
 
 
 def update(model: Model, batch: ResponseBatch, seeds: int) -> Callable[[], object]:
-    """Forward, backward and step of all seeds as rows of one batch."""
+    """Forward, backward and optimizer step of all seeds, as rows of one batch."""
     logits = torch.zeros(seeds, model.n_layers, model.n_heads).requires_grad_()
     adam = torch.optim.Adam([logits], lr=0.1)
 

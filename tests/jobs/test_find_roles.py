@@ -1,4 +1,4 @@
-"""The gate job: its folder, its continuation after a kill, and its figures."""
+"""The gate job: its folder, its figures, results of earlier versions, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SMALL = RolesSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, eve
 
 
 def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None:
-    found = find_roles(stories, "induction", SMALL, out=tmp_path / "run")
+    result = find_roles(stories, "induction", SMALL, out=tmp_path / "run")
     again = load_roles(tmp_path / "run")
     assert again.settings == SMALL
     for kind in KINDS:
-        assert torch.equal(found.roles.kind(kind), again.roles.kind(kind))
-    for a, b in zip(found.curves, again.curves, strict=True):
+        assert torch.equal(result.roles.kind(kind), again.roles.kind(kind))
+    for a, b in zip(result.curves, again.curves, strict=True):
         assert a.kind == b.kind
         assert torch.equal(a.changes, b.changes)
         assert torch.equal(a.heads, b.heads)
@@ -49,14 +49,14 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
     last = [record for record in records if record["kind"] == "facilitation"][-1]
     assert (int(last["ablated"]), float(last["change"])) == (
         6,
-        pytest.approx(float(found.curves[0].change[-1]), rel=1e-4),
+        pytest.approx(float(result.curves[0].change[-1]), rel=1e-4),
     )
-    assert again.known == found.known
-    for before, after in zip(found.curves, again.curves, strict=True):
+    assert again.known == result.known
+    for before, after in zip(result.curves, again.curves, strict=True):
         assert before.own is not None
         assert after.own is not None
         assert torch.equal(before.own, after.own)
-    needed = (found.roles.facilitation >= 0.5).flatten(1).sum(1)
+    needed = (result.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
     assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
     assert not list((tmp_path / "run").glob("*.png"))  # the command line draws, not the job
@@ -66,34 +66,34 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("folder", sorted(FIRST_VERSION.iterdir()), ids=lambda folder: folder.name)
 def test_results_of_version_0_1_still_open(folder: Path) -> None:
-    about = json.loads((folder / "result.json").read_text())
-    assert "schema_version" not in about
+    saved = json.loads((folder / "result.json").read_text())
+    assert "schema_version" not in saved
     result = load_roles(folder)
-    assert (result.model, result.task, result.sparse) == (about["model"], about["task"], about["sparse"])
-    assert json.loads(result.settings.model_dump_json()) == about["settings"]
-    assert result.roles.summary() == about["summary"]
-    assert (result.known, result.seconds) == (about["known"], about["seconds"])
+    assert (result.model, result.task, result.sparse) == (saved["model"], saved["task"], saved["sparse"])
+    assert json.loads(result.settings.model_dump_json()) == saved["settings"]
+    assert result.roles.summary() == saved["summary"]
+    assert (result.known, result.seconds) == (saved["known"], saved["seconds"])
     for curve in result.curves:
         assert curve.own is not None
-        assert float(curve.change[-1]) == about["change at the end"][curve.kind]
-        assert float(curve.own.mean()) == about["change of their own heads"][curve.kind]
+        assert float(curve.change[-1]) == saved["change at the end"][curve.kind]
+        assert float(curve.own.mean()) == saved["change of their own heads"][curve.kind]
     file = RolesFile.read(folder)
-    assert file.heads_of_kind == about["heads of each kind"]
-    assert (file.last_change, file.own_change) == (about["change at the end"], about["change of their own heads"])
+    assert file.heads_of_kind == saved["heads of each kind"]
+    assert (file.last_change, file.own_change) == (saved["change at the end"], saved["change of their own heads"])
 
 
 def test_a_file_of_a_later_version_or_a_damaged_one_is_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(sorted(FIRST_VERSION.iterdir())[0], tmp_path / "run")
-    about = json.loads((tmp_path / "run" / "result.json").read_text())
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
     for change, sentence in (
         ({"schema_version": 3}, "has schema version 3, but this version of gatelens reads up to 2"),
         ({"model": None}, r"cannot read .*result.json \(model is None: it must be a valid string\)"),
-        ({"settings": about["settings"] | {"seeds": 0}}, "seeds is 0: it must be greater than or equal to 1"),
+        ({"settings": saved["settings"] | {"seeds": 0}}, "seeds is 0: it must be greater than or equal to 1"),
     ):
-        (tmp_path / "run" / "result.json").write_text(json.dumps(about | change))
+        (tmp_path / "run" / "result.json").write_text(json.dumps(saved | change))
         with pytest.raises(GatelensError, match=sentence):
             load_roles(tmp_path / "run")
-    (tmp_path / "run" / "result.json").write_text(json.dumps(about))
+    (tmp_path / "run" / "result.json").write_text(json.dumps(saved))
     write_tensors(tmp_path / "run" / "roles.safetensors", {"gates": torch.zeros(1, 2, 3)})
     with pytest.raises(GatelensError, match=r"roles.safetensors has no tensor 'plus'"):
         load_roles(tmp_path / "run")
@@ -110,34 +110,34 @@ def test_a_task_is_as_good_as_its_name(stories: Model, tmp_path: Path) -> None:
 
 
 def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(stories: Model) -> None:
-    found = find_roles(stories, "induction", RolesSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
-    curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in found.curves]
+    result = find_roles(stories, "induction", RolesSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
+    curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in result.curves]
     printed = io.StringIO()
-    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    Console(width=80, file=printed).print(roles_table(replace(result, curves=curves)))
     assert "just these" not in printed.getvalue()
     curves[2] = replace(curves[2], heads=torch.tensor([3, 6]))
-    Console(width=80, file=printed).print(roles_table(replace(found, curves=curves)))
+    Console(width=80, file=printed).print(roles_table(replace(result, curves=curves)))
     assert printed.getvalue().count("+1.50  with just these heads") == 1
 
 
 def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:
-    found = find_roles(stories, "syntax", RolesSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
+    result = find_roles(stories, "syntax", RolesSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
     fitted, held_out = (
         share_known(stories, part) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
     )
-    assert found.known == pytest.approx(held_out)
+    assert result.known == pytest.approx(held_out)
     assert fitted != pytest.approx(held_out)
 
 
 def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:
-    found = find_roles(stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
+    result = find_roles(stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
     saved = load_file(tmp_path / "roles.safetensors")
     for kind in KINDS:
-        assert torch.equal(saved[kind], found.roles.kind(kind))
+        assert torch.equal(saved[kind], result.roles.kind(kind))
     records = list(csv.DictReader((tmp_path / "roles.csv").open()))
     assert len(records) == stories.n_layers * stories.n_heads * len(KINDS)
     (record,) = [record for record in records if (record["head"], record["kind"]) == ("L1H2", "irrelevance")]
-    plus, minus = found.roles.plus[:, 1, 2], found.roles.minus[:, 1, 2]
+    plus, minus = result.roles.plus[:, 1, 2], result.roles.minus[:, 1, 2]
     assert [float(record[f"seed {seed}"]) for seed in range(2)] == pytest.approx(
         (plus * (1 - minus)).tolist(), rel=1e-4
     )
@@ -194,7 +194,7 @@ def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_fo
     ]
     command += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
     command += ["--most", "6", "--every", "3"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as here
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as in this process
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run" / "pieces").glob("G+*.safetensors")):

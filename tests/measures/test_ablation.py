@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning
 
 @pytest.fixture(scope="module")
 def roles() -> HeadRoles:
-    """Roles by hand: the truth, a little different in the second seed."""
+    """The known roles, with slightly different gates in the second seed."""
     plus, minus = torch.full((2, 2, 4), 0.9), torch.full((2, 2, 4), 0.1)
     for head, rank in zip(COPIES, (0.99, 0.95), strict=True):
         minus[:, head.layer, head.index] = rank
@@ -55,7 +55,7 @@ def test_a_curve_equals_forcing_gates_by_hand(roles: HeadRoles, kind: str) -> No
 
 
 def test_a_curve_tells_how_many_ablated_heads_are_of_its_kind(roles: HeadRoles) -> None:
-    # Interfering are the spoiler in both seeds and, in the second, where 0.5 is just reached, one more head.
+    # The spoiler interferes in both seeds; in the second seed one more head just reaches 0.5.
     plus = roles.plus.clone()
     plus[1, 1, 3] = 0.5
     changed = replace(roles, plus=plus)
@@ -64,7 +64,7 @@ def test_a_curve_tells_how_many_ablated_heads_are_of_its_kind(roles: HeadRoles) 
     assert curve.of_kind.tolist() == [0.0, 1.0, 1.5, 1.5]
     assert curve.own is not None
     assert torch.equal(curve.own, curve.changes[[0, 1], [1, 2]])
-    assert curve.own[0] != curve.changes[0, 2]  # which the head that follows would change
+    assert curve.own[0] != curve.changes[0, 2]  # the next head in the order would change it
     anything = ablation_curve(copying_model(), copying_task(2), changed, "random", most=3)
     assert anything.of_kind.tolist() == [0.0, 1.0, 2.0, 3.0]
 
@@ -74,7 +74,7 @@ def test_a_kind_s_own_heads_are_ablated_whatever_the_points(
     roles: HeadRoles, most: int, every: int, ends: list[int]
 ) -> None:
     plus = roles.plus.clone()
-    plus[1, 1, 3] = 0.5  # so that there are one interfering head and two
+    plus[1, 1, 3] = 0.5  # one interfering head in the first seed, two in the second
     changed = replace(roles, plus=plus)
     model, task = copying_model(), copying_task(2)
     own = ablation_curve(model, task, changed, "interference", most, every=every).own
@@ -125,25 +125,27 @@ def test_bad_requests_are_refused(roles: HeadRoles, kind: str, most: int) -> Non
 
 
 def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
-    # The first word is copied by one head and the second by another: one can be kept without the other.
+    # Different heads copy the first and the second word, so one can be kept without the other.
     whole = copying_task(32)
     first = [Example(e.prompt, e.response, e.prompt_ids, e.response_ids[:1]) for e in whole.examples]
     second = [
         Example(e.prompt, e.response, (*e.prompt_ids, e.response_ids[0]), e.response_ids[1:]) for e in whole.examples
     ]
     keep, lose = ResponseTask("first", 0, first), ResponseTask("second", 0, second)
-    found = fit_contrast(copying_model(), keep, lose, ContrastSettings(seeds=2, updates=80, batch=8, rate=(0.5, 0.1)))
-    assert (found.gates[:, 0, 0] > 0.8).all()
-    assert (found.gates[:, 0, 1] < 0.2).all()
-    assert (found.keep > -0.5).all()
-    assert (found.lose < -1.5).all()
+    contrast = fit_contrast(
+        copying_model(), keep, lose, ContrastSettings(seeds=2, updates=80, batch=8, rate=(0.5, 0.1))
+    )
+    assert (contrast.gates[:, 0, 0] > 0.8).all()
+    assert (contrast.gates[:, 0, 1] < 0.2).all()
+    assert (contrast.keep > -0.5).all()
+    assert (contrast.lose < -1.5).all()
 
 
 def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
     model, keep = copying_model(), copying_task(8)
     lose = replace(keep, examples=[replace(x, response_ids=x.response_ids[::-1]) for x in keep.examples])
-    found = fit_contrast(model, keep, lose, ContrastSettings(seeds=1, updates=2, held_out=0.25))
-    for task, measured in ((keep, found.keep_open), (lose, found.lose_open)):
+    contrast = fit_contrast(model, keep, lose, ContrastSettings(seeds=1, updates=2, held_out=0.25))
+    for task, measured in ((keep, contrast.keep_open), (lose, contrast.lose_open)):
         wanted = [
             model.hf(torch.tensor([x.prompt_ids + x.response_ids]))
             .logits[0]
@@ -151,18 +153,18 @@ def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:
             for x in split(task, 6)[1].examples
         ]
         assert measured == pytest.approx(torch.stack(wanted).sum(1).mean().item(), abs=1e-4)
-    assert found.lose.item() != pytest.approx(found.lose_open, abs=0.1)
+    assert contrast.lose.item() != pytest.approx(contrast.lose_open, abs=0.1)
 
 
 def test_contrast_does_not_depend_on_how_examples_are_split_into_batches() -> None:
-    # Every second response to lose is wrong, and lost from the start: past the ceiling, which the others are not.
+    # Every second response to lose is wrong, so its NLL is above the ceiling from the start; the others are below it.
     keep = copying_task(16)
     turned = [replace(x, response_ids=x.response_ids[:: (-1) ** i]) for i, x in enumerate(keep.examples)]
     lose, settings = replace(keep, examples=turned), ContrastSettings(seeds=2, updates=6, batch=8, rate=(0.5, 0.5))
-    one = fit_contrast(copying_model(), keep, lose, settings)
+    whole = fit_contrast(copying_model(), keep, lose, settings)
     parts = fit_contrast(copying_model(), keep, lose, settings.replace(batch=2, accumulate=4))
-    torch.testing.assert_close(parts.gates, one.gates, atol=1e-5, rtol=0)
-    torch.testing.assert_close(parts.losses, one.losses, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.gates, whole.gates, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.losses, whole.losses, atol=1e-5, rtol=0)
 
 
 def test_examples_are_split_by_the_seed_and_not_by_their_place() -> None:
@@ -170,7 +172,9 @@ def test_examples_are_split_by_the_seed_and_not_by_their_place() -> None:
     first, rest = split(task, 30)
     assert (len(first), len(rest)) == (30, 10)
     for part in (first, rest):
-        assert part.examples == [example for example in task.examples if example in part.examples]  # in their order
+        assert part.examples == [
+            example for example in task.examples if example in part.examples
+        ]  # in the order of the task
     assert {*first.examples, *rest.examples} == {*task.examples}
     assert 0 < sum(example in rest.examples for example in task.examples[30:]) < 10
     assert split(task, 30)[1].examples == rest.examples != split(replace(task, seed=1), 30)[1].examples
@@ -181,16 +185,16 @@ def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
     held_out = split(task, 6)[1].examples
     turned = [replace(x, response_ids=x.response_ids[::-1]) if x in held_out else x for x in task.examples]
     other = ResponseTask("other", 0, turned)
-    one, two = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
-    assert torch.equal(one.gates, two.gates)
-    assert not torch.equal(one.keep, two.keep)
-    assert not torch.equal(one.lose, two.lose)
+    first, second = (fit_contrast(copying_model(), x, x, settings) for x in (task, other))
+    assert torch.equal(first.gates, second.gates)
+    assert not torch.equal(first.keep, second.keep)
+    assert not torch.equal(first.lose, second.lose)
 
 
 def test_two_ways_of_asking_from_the_command_to_the_file(
     stories_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "[red]run"  # data, not a colour
+    run = tmp_path / "[red]run"  # this name is data, not markup
     command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(run)]
     command += ["--keep-option", "ask=instruction", "--lose-option", "ask=examples", "--n", "8"]
     command += ["--seeds", "2", "--updates", "2", "--batch", "2"]
@@ -203,8 +207,8 @@ def test_two_ways_of_asking_from_the_command_to_the_file(
     again = load_contrast(run)
     assert again.contrast.gates.shape[0] == 2
     assert f"{again.contrast.keep_open:+.2f} -> {again.contrast.keep.mean():+.2f}" in printed
-    rows = (run / "gates.csv").read_text().splitlines()
-    assert len(rows) == 1 + again.contrast.gates[0].numel()
+    lines = (run / "gates.csv").read_text().splitlines()
+    assert len(lines) == 1 + again.contrast.gates[0].numel()
     assert not (run / "pieces").exists()
 
 
@@ -226,25 +230,31 @@ def test_a_refused_contrast_leaves_its_folder_free(stories: Model, tmp_path: Pat
 
 def test_the_comparison_with_patching_is_a_t_test(roles: HeadRoles) -> None:
     scores = torch.zeros(2, 4)
-    scores[0, 0], scores[0, 1], scores[1, 3] = 3.0, 2.0, -9.0  # large and harmful is not what patching marks
-    found = compare_with_patching(roles, HeadScores(scores, "patching (noising)"), k=2)
-    assert found.marked == COPIES
+    scores[0, 0], scores[0, 1], scores[1, 3] = (
+        3.0,
+        2.0,
+        -9.0,
+    )  # patching does not mark a harmful head, however large its score
+    comparison = compare_with_patching(roles, HeadScores(scores, "patching (noising)"), k=2)
+    assert comparison.marked == COPIES
     means = roles.facilitation.mean(0).flatten()
     test = stats.ttest_ind(means[:2].numpy(), means[2:].numpy(), equal_var=False)
-    assert (found.t, found.p) == (pytest.approx(test.statistic), pytest.approx(test.pvalue))
-    assert found.facilitation > found.others
+    assert (comparison.t, comparison.p) == (pytest.approx(test.statistic), pytest.approx(test.pvalue))
+    assert comparison.facilitation > comparison.others
 
 
 def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRoles) -> None:
     scores = torch.tensor([[3.0, 2.0, -1.0, 0.0], [9.0, 0.5, 0.0, -2.0]])
     measured = torch.ones(2, 4, dtype=torch.bool)
-    measured[1, :2] = False  # the sample did not have these
-    minus = (torch.arange(16.0) / 16).square().view(2, 2, 4)  # so that no heads can stand for others
-    found = compare_with_patching(replace(roles, minus=minus), HeadScores(scores, "patching (noising)", measured), k=5)
-    assert found.marked == COPIES
+    measured[1, :2] = False  # these are not in the sample
+    minus = (torch.arange(16.0) / 16).square().view(2, 2, 4)  # every head has another value
+    comparison = compare_with_patching(
+        replace(roles, minus=minus), HeadScores(scores, "patching (noising)", measured), k=5
+    )
+    assert comparison.marked == COPIES
     means = minus.mean(0)
-    assert found.facilitation == pytest.approx((means[0, 0] + means[0, 1]).item() / 2)
-    assert found.others == pytest.approx((means[0, 2] + means[0, 3] + means[1, 2] + means[1, 3]).item() / 4)
+    assert comparison.facilitation == pytest.approx((means[0, 0] + means[0, 1]).item() / 2)
+    assert comparison.others == pytest.approx((means[0, 2] + means[0, 3] + means[1, 2] + means[1, 3]).item() / 4)
 
 
 def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
@@ -255,14 +265,14 @@ def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
 
 
 def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
-    found = find_roles(
+    result = find_roles(
         stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
     )
     settings = CircuitSettings(method="patching", n=4, points=3, sample=0)
     circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
     (scores,) = circuit.scores
     assert isinstance(scores, HeadScores)
-    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(found.roles, scores, k=3)
+    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(result.roles, scores, k=3)
     find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
     with pytest.raises(GatelensError, match="does not hold patched heads"):
         compare_runs(tmp_path / "g", tmp_path / "e")

@@ -34,7 +34,7 @@ class Stop(Exception):
 
 
 def model() -> Model:
-    """In double precision: Adam turns the rounding of a gradient near 0 into a step."""
+    """A double precision model: Adam turns the rounding error of a gradient near 0 into a step."""
     made = copying_model()
     made.hf.double()
     return made
@@ -56,7 +56,7 @@ def main(out: Path, folder: str) -> None:
     ours, task = model(), copying_task(8)
     processes = Processes(ours.device)
     (out / f"share-{processes.index}.json").write_text(json.dumps(processes.share(3)))
-    # Each process stops after another update, and then they continue.
+    # The processes stop after different updates, and then resume.
     fitting._UPDATES = 1
     with suppress(Stop):
         fit_head_gates(ours, task, SETTINGS, context=stop_at(out / "pieces", STOP[processes.index]))

@@ -1,4 +1,4 @@
-"""Causal head gating: against a plain implementation, on a model whose truth is known, and when stopped."""
+"""Causal head gating: against a plain implementation, on a model whose roles are known, and when it is stopped."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def test_log_probs_do_not_depend_on_padding(family: Model, side: str) -> None:
     task = any_task(5)
     gates = torch.rand(2, family.n_layers, family.n_heads, generator=torch.Generator().manual_seed(1))
     for batch in task.batches(5, side=side):  # type: ignore[arg-type]
-        found = response_log_probs(family, batch, gates)
+        log_probs = response_log_probs(family, batch, gates)
         wanted = [[plain_log_prob(family, task.examples[i], row).sum() for i in batch.which.tolist()] for row in gates]
-        torch.testing.assert_close(found, torch.tensor(wanted), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(log_probs, torch.tensor(wanted), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_gates_equal_those_of_a_plain_implementation(name: str) -> None:
     model, task = tiny(name), any_task()
-    if name != "gemma2":  # whose softmax is float32 in any case
-        model.hf.double()  # Adam turns the rounding of a gradient near 0 into a step: round where it is not seen
+    if name != "gemma2":  # its softmax is float32 in any case
+        model.hf.double()  # Adam turns the rounding error of a gradient near 0 into a step
     settings = HeadGatingSettings(seeds=2, updates=20, batch=4)
     roles = fit_head_gates(model, task, settings)
 
@@ -105,7 +105,7 @@ def test_training_gave_the_heads_their_roles() -> None:
     learned = out.clone()
 
     def right(*heads: int) -> list[float]:
-        """Share of first and of second words that come out right, by the outputs of these heads alone."""
+        """Shares of first and of second words that are predicted with only the outputs of these heads."""
         out.copy_(torch.zeros_like(learned))
         for head in heads:
             out[head * DIM : (head + 1) * DIM] = learned[head * DIM : (head + 1) * DIM]
@@ -147,21 +147,21 @@ def test_losses_fall_and_have_their_shape(known_roles: HeadRoles) -> None:
 
 
 def test_accumulated_batches_equal_one_large_batch() -> None:
-    model, task = tiny("llama"), any_task(10)  # of different lengths, and no multiple of the batch
-    one = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=8))
-    two = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=4, accumulate=2))
-    torch.testing.assert_close(one.minus, two.minus, atol=1e-5, rtol=0)
+    model, task = tiny("llama"), any_task(10)  # different lengths, and not a multiple of the batch size
+    large = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=8))
+    accumulated = fit_head_gates(model, task, HeadGatingSettings(seeds=1, updates=4, batch=4, accumulate=2))
+    torch.testing.assert_close(large.minus, accumulated.minus, atol=1e-5, rtol=0)
 
 
 def test_rows_that_do_not_fit_into_memory_are_run_one_by_one_with_the_same_numbers() -> None:
     model, task, settings = tiny("llama"), any_task(6), HeadGatingSettings(seeds=3, updates=3, batch=2)
     together = fit_head_gates(model, task, settings)
-    rows: list[int] = []
+    batch_sizes: list[int] = []
     embedding = model.hf.get_input_embeddings()
-    handle = embedding.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    handle = embedding.register_forward_pre_hook(lambda _, args: batch_sizes.append(len(args[0])))
     alone = fit_head_gates(model, task, settings, context=Context(memory_gb=1e-9))
     handle.remove()
-    assert max(rows[-18:]) == 2  # the last updates: one row of gates, two examples
+    assert max(batch_sizes[-18:]) == 2  # the last updates: one row of gates, two examples
     for name in ("gates", "plus", "minus", "losses"):
         torch.testing.assert_close(getattr(alone, name), getattr(together, name), atol=1e-5, rtol=0)
 
@@ -191,14 +191,14 @@ def stop_at(folder: Path, update: int) -> Context:
     return Context.in_folder(folder, progress=stop)
 
 
-def same(found: HeadRoles, right: HeadRoles) -> None:
+def same(roles: HeadRoles, expected: HeadRoles) -> None:
     for name in ("gates", "plus", "minus", "losses"):
-        assert torch.equal(getattr(found, name), getattr(right, name)), name
+        assert torch.equal(getattr(roles, name), getattr(expected, name)), name
 
 
-@pytest.mark.parametrize(("updates", "seconds", "kept"), [(25, 1e9, 25), (1000, 0.0, 37)])
+@pytest.mark.parametrize(("updates", "seconds", "resumed_at"), [(25, 1e9, 25), (1000, 0.0, 37)])
 def test_a_fit_that_was_stopped_continues_with_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, seconds: float, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, seconds: float, resumed_at: int
 ) -> None:
     model, task = copying_model(), copying_task(8)
     settings = HeadGatingSettings(seeds=2, updates=60, batch=4)
@@ -207,12 +207,12 @@ def test_a_fit_that_was_stopped_continues_with_the_same_numbers(
     monkeypatch.setattr(fitting, "_SECONDS", seconds)
     with pytest.raises(Stop):
         fit_head_gates(model, task, settings, context=stop_at(tmp_path, 37))
-    said: list[int] = []
+    reported: list[int] = []
     context = Context.in_folder(
-        tmp_path, progress=lambda title, done, total: said.append(done) if "G+" in title else None
+        tmp_path, progress=lambda title, done, total: reported.append(done) if "G+" in title else None
     )
     same(fit_head_gates(model, task, settings, context=context), whole)
-    assert said == [0, *range(kept, 61)]  # every update is reported
+    assert reported == [0, *range(resumed_at, 61)]  # every update is reported
 
 
 def test_fits_that_are_behind_catch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +226,12 @@ def test_fits_that_are_behind_catch_up(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(Stop):
         fit_head_gates(model, task, settings, context=stop_at(tmp_path, 6))
     [late] = Journal(tmp_path).kept("G+")
-    rows = {"plus-0": late["plus-0"], "plus-1": early["plus-1"], "minus-1": torch.zeros(5)}  # no minus-0; a wrong size
-    Journal(tmp_path).keep("G+-and-G-.0-of-1", rows)
+    packed = {
+        "plus-0": late["plus-0"],
+        "plus-1": early["plus-1"],
+        "minus-1": torch.zeros(5),
+    }  # no minus-0; minus-1 has a wrong size
+    Journal(tmp_path).keep("G+-and-G-.0-of-1", packed)
     again = fit_head_gates(model, task, settings, context=Context.in_folder(tmp_path))
     for name in ("gates", "plus", "minus", "losses"):
         torch.testing.assert_close(getattr(again, name), getattr(whole, name), atol=1e-6, rtol=0)
@@ -249,10 +253,10 @@ def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
     model = tiny("gpt2")
     examples = [Example("one", "a", (1, 2, 3), (4,)), Example("any", "a", (5, 6), (7,), also=(8, 9))]
     batch = ResponseTask("any", 0, examples).batch([0, 1])
-    found = response_log_probs(model, batch, torch.ones(1, model.n_layers, model.n_heads))[0]
-    one = model.hf(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)[4]
-    any_ = model.hf(torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)[[7, 8, 9]].sum()
-    torch.testing.assert_close(found, torch.stack([one, any_]).log(), atol=1e-5, rtol=0)
+    log_probs = response_log_probs(model, batch, torch.ones(1, model.n_layers, model.n_heads))[0]
+    single = model.hf(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)[4]
+    several = model.hf(torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)[[7, 8, 9]].sum()
+    torch.testing.assert_close(log_probs, torch.stack([single, several]).log(), atol=1e-5, rtol=0)
 
 
 def test_several_answers_of_a_circuit_task_all_count(stories: Model) -> None:
@@ -261,7 +265,9 @@ def test_several_answers_of_a_circuit_task_all_count(stories: Model) -> None:
 
     circuit = task("induction", stories, n=2)
     answers = [int(answer) for answer in circuit.answer_ids[:, 0]]  # type: ignore[union-attr]
-    ids = torch.tensor([[answers[0], 5, answers[0], 6, 5], [answers[1], -1, -1, -1, -1]])  # given twice, it counts once
+    ids = torch.tensor(
+        [[answers[0], 5, answers[0], 6, 5], [answers[1], -1, -1, -1, -1]]
+    )  # an answer that is given twice counts once
     first, second = as_responses(replace(circuit, answer_ids=ids)).examples  # type: ignore[type-var, arg-type]
     assert (first.response_ids, first.also) == ((int(ids[0, 0]),), (5, 6))
     assert (second.response_ids, second.also) == ((int(ids[1, 0]),), ())
@@ -283,7 +289,7 @@ def test_a_half_precision_model_is_fitted_in_float32() -> None:
 
 
 def test_a_float64_model_has_the_gates_of_a_float32_one() -> None:
-    # Mistral's mask hides whole rows of padding: in float32, its float64 minimum would be infinite.
+    # Mistral's mask hides all positions of padding; its float64 minimum would be infinite in float32.
     narrow, wide, settings = tiny("mistral"), tiny("mistral"), HeadGatingSettings(seeds=1, updates=3, batch=8)
     wide.hf.double()
     torch.testing.assert_close(
@@ -303,20 +309,22 @@ def test_a_loss_that_is_not_finite_ends_the_fit() -> None:
 
 
 def test_autocast_rounds_products_and_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: True)  # imitated where it has not: slow, but right
+    monkeypatch.setattr(
+        precision, "_cpu_has_bfloat16", lambda: True
+    )  # emulated if the processor has none: slow but correct
     model, task = tiny("llama"), any_task()
     exact, mixed = (
         fit_head_gates(model, task, HeadGatingSettings(seeds=2, updates=5, batch=4, autocast=autocast))
         for autocast in (False, True)
     )
     assert mixed.losses.dtype == torch.float32
-    assert not torch.equal(mixed.losses[0, 0], exact.losses[0, 0])  # it was in force
-    # The first fit moves slowly enough for rounding to stay rounding.
+    assert not torch.equal(mixed.losses[0, 0], exact.losses[0, 0])  # autocast was active
+    # The first fit moves so slowly that rounding errors stay small.
     torch.testing.assert_close(mixed.losses[0], exact.losses[0], rtol=0.02, atol=0.0)
 
 
 @pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
-def test_a_processor_without_bfloat16_is_not_made_to_imitate_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_bfloat16_runs_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: False)
     model, task, settings = tiny("llama"), any_task(), HeadGatingSettings(seeds=1, updates=1)
     with pytest.warns(GatelensWarning, match="no bfloat16 instructions: matrix products run in float32"):
@@ -329,18 +337,18 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
     model, task = tiny("llama"), any_task()
     lengths = sorted(len(example) for example in task.examples)
     assert lengths[-1] == 10
-    monkeypatch.setattr(responses, "_STREAM", tokens * 2 * model.anatomy.width)  # so many tokens for each of two rows
+    monkeypatch.setattr(responses, "_STREAM", tokens * 2 * model.anatomy.width)  # this many tokens for each of two rows
     gates = torch.rand(2, model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(1))
     shapes: list[tuple[int, ...]] = []
     embedding = model.hf.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
-    found = responses.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
+    losses = responses.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
     handle.remove()
     size = {1: 1, 30: 3}.get(tokens, 10)
     parts = [lengths[start : start + size] for start in range(0, 10, size)]
     assert shapes == [(2 * len(part), part[-1]) for part in parts]
     wanted = [[plain_log_prob(model, example, row).mean() for example in task.examples] for row in gates]
-    torch.testing.assert_close(found, -torch.tensor(wanted).mean(1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(losses, -torch.tensor(wanted).mean(1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("longest", [0, 256])
@@ -353,12 +361,12 @@ def test_short_sequences_go_through_plain_attention_with_the_same_gradient(
     used = []
     for block in model.hf.model.layers:
         block.register_forward_pre_hook(lambda *_: used.append(model.hf.config._attn_implementation))
-    found, right = (fitting.uniform_start(model, [0]).requires_grad_() for _ in range(2))
-    responses.mean_nll(model, batch, found.sigmoid()).sum().backward()
+    logits, expected = (fitting.uniform_start(model, [0]).requires_grad_() for _ in range(2))
+    responses.mean_nll(model, batch, logits.sigmoid()).sum().backward()
     assert set(used) == {"eager" if longest else "sdpa"}
     assert model.hf.config._attn_implementation == "sdpa"
-    (-(response_log_probs(model, batch, right.sigmoid()) / token_counts(batch)).mean(1)).sum().backward()
-    torch.testing.assert_close(found.grad, right.grad, atol=1e-6, rtol=1e-4)
+    (-(response_log_probs(model, batch, expected.sigmoid()) / token_counts(batch)).mean(1)).sum().backward()
+    torch.testing.assert_close(logits.grad, expected.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_an_example_longer_than_the_context_is_named() -> None:
@@ -382,8 +390,8 @@ def test_an_example_longer_than_the_context_is_named() -> None:
     ],
 )
 def test_an_example_that_cannot_be_read_is_named(example: Example, problem: str) -> None:
-    task = ResponseTask("mine", 0, [*any_task(2).examples, example])
-    with pytest.raises(GatelensError, match=rf"example 2 of mine \('p'\.\.\.\) has {problem}"):
+    task = ResponseTask("own", 0, [*any_task(2).examples, example])
+    with pytest.raises(GatelensError, match=rf"example 2 of own \('p'\.\.\.\) has {problem}"):
         fit_head_gates(tiny("gpt2"), task)
 
 

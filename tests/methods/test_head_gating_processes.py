@@ -1,4 +1,4 @@
-"""Head gating in two processes, stopped and continued: what one undisturbed process finds."""
+"""Head gating in two processes that are stopped and resumed gives the numbers of one undisturbed process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gatelens.runtime.journal import Journal
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
 RUN = str(Path(__file__).parent / "head_gating_run.py")
-# As in test_sparsify_processes.py: the launcher of several processes is the one for GPUs, kept on the CPU.
+# As in test_sparsify_processes.py: the launcher for several GPUs, told to use the CPU.
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """What two processes left behind and printed."""
+    """The folder that two processes wrote to, and what they printed."""
     out = tmp_path_factory.mktemp("two")
     command = [sys.executable, *LAUNCH, RUN, str(out), str(STORIES) if STORIES.is_dir() else ""]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -42,56 +42,58 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def one() -> HeadRoles:
+def alone() -> HeadRoles:
     return fit_head_gates(model(), copying_task(8), SETTINGS)
 
 
-def same(found: dict[str, torch.Tensor], right: HeadRoles) -> None:
-    for name, tensor in tensors(right).items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=0, msg=lambda said, n=name: f"{n}: {said}")
+def same(fitted: dict[str, torch.Tensor], expected: HeadRoles) -> None:
+    for name, tensor in tensors(expected).items():
+        torch.testing.assert_close(
+            fitted[name], tensor, atol=1e-6, rtol=0, msg=lambda message, n=name: f"{n}: {message}"
+        )
 
 
 def test_each_process_has_rows_of_its_own(two: tuple[Path, str]) -> None:
     assert [json.loads((two[0] / f"share-{index}.json").read_text()) for index in (0, 1)] == [[0, 2], [1]]
 
 
-def test_stopped_and_continued_they_find_what_one_finds(two: tuple[Path, str], one: HeadRoles) -> None:
+def test_stopped_and_continued_they_find_what_one_finds(two: tuple[Path, str], alone: HeadRoles) -> None:
     for index in (0, 1):
-        same(read_tensors(two[0] / f"found-{index}.safetensors"), one)
+        same(read_tensors(two[0] / f"found-{index}.safetensors"), alone)
 
 
-def test_one_process_continues_what_two_began(two: tuple[Path, str], one: HeadRoles, tmp_path: Path) -> None:
+def test_one_process_continues_what_two_began(two: tuple[Path, str], alone: HeadRoles, tmp_path: Path) -> None:
     shutil.copytree(two[0] / "stopped", tmp_path / "pieces")
-    heads = one.gates[0].numel()
-    kept = {
-        path.stem: {name: len(row) - 3 * heads for name, row in read_tensors(path).items()}
+    heads = alone.gates[0].numel()
+    updates_kept = {
+        path.stem: {name: len(packed) - 3 * heads for name, packed in read_tensors(path).items()}
         for path in (tmp_path / "pieces").iterdir()
     }
-    assert kept == {
+    assert updates_kept == {
         "G.0-of-2": {"gates-0": 6, "gates-2": 6},
         "G.1-of-2": {"gates-1": 6},
         "G+-and-G-.0-of-2": {"plus-0": 2, "plus-2": 2, "minus-0": 2, "minus-2": 2},
         "G+-and-G-.1-of-2": {"plus-1": 4, "minus-1": 4},
     }
-    said: list[tuple[str, int, int]] = []
-    journal = Journal(tmp_path / "pieces", lambda *what: said.append(what))
-    same(tensors(fit_head_gates(model(), copying_task(8), SETTINGS, context=Context(journal=journal))), one)
-    # G is there, and of G+ and G- the rows that are behind come first.
-    assert said == [("fit G", 0, 6), ("fit G", 6, 6), *(("fit G+ and G-", done, 6) for done in (0, 2, 3, 4, 5, 6))]
+    reported: list[tuple[str, int, int]] = []
+    journal = Journal(tmp_path / "pieces", lambda *progress: reported.append(progress))
+    same(tensors(fit_head_gates(model(), copying_task(8), SETTINGS, context=Context(journal=journal))), alone)
+    # G is complete, and the rows of G+ and G- that are behind come first.
+    assert reported == [("fit G", 0, 6), ("fit G", 6, 6), *(("fit G+ and G-", done, 6) for done in (0, 2, 3, 4, 5, 6))]
 
 
-def test_they_share_the_ablation(two: tuple[Path, str], one: HeadRoles) -> None:
-    curve = ablation_curve(model(), copying_task(8), one, most=3, batch=3)
+def test_they_share_the_ablation(two: tuple[Path, str], alone: HeadRoles) -> None:
+    curve = ablation_curve(model(), copying_task(8), alone, most=3, batch=3)
     for index in (0, 1):
-        found = read_tensors(two[0] / f"found-{index}.safetensors")
-        torch.testing.assert_close(found["changes"], curve.changes, atol=1e-4, rtol=0)
+        shared = read_tensors(two[0] / f"found-{index}.safetensors")
+        torch.testing.assert_close(shared["changes"], curve.changes, atol=1e-4, rtol=0)
 
 
 def test_a_process_without_a_seed_gets_those_of_the_others(two: tuple[Path, str]) -> None:
-    right = fit_head_gates(model(), copying_task(8), ONE_SEED).minus
+    expected = fit_head_gates(model(), copying_task(8), ONE_SEED).minus
     for index in (0, 1):
-        found = read_tensors(two[0] / f"found-{index}.safetensors")["one seed"]
-        torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
+        minus = read_tensors(two[0] / f"found-{index}.safetensors")["one seed"]
+        torch.testing.assert_close(minus, expected, atol=1e-6, rtol=0)
 
 
 def test_the_main_process_alone_writes_and_prints(two: tuple[Path, str], stories: Model) -> None:
@@ -101,7 +103,7 @@ def test_the_main_process_alone_writes_and_prints(two: tuple[Path, str], stories
     assert {"asked.json", "result.json", "roles.safetensors", "ablation.csv"} < files
     assert not {name for name in files if name == "pieces" or name.endswith(".tmp")}
     numbers = {key.removeprefix("--").replace("-", "_"): int(n) for key, n in zip(GATE[::2], GATE[1::2], strict=True)}
-    right, found = find_roles(stories, "induction", RolesSettings(**numbers)), load_roles(out / "run")
-    torch.testing.assert_close(found.roles.losses, right.roles.losses, atol=1e-4, rtol=0)
-    for a, b in zip(found.curves, right.curves, strict=True):
+    expected, saved = find_roles(stories, "induction", RolesSettings(**numbers)), load_roles(out / "run")
+    torch.testing.assert_close(saved.roles.losses, expected.roles.losses, atol=1e-4, rtol=0)
+    for a, b in zip(saved.curves, expected.curves, strict=True):
         torch.testing.assert_close(a.changes, b.changes, atol=1e-3, rtol=0)
