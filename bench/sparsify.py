@@ -12,14 +12,14 @@ import torch
 from accelerate import Accelerator
 
 import gatelens
-from bench.rows import Row, quick, say
+from bench.records import Row, quick, say
 from bench.timing import ratios
 from gatelens.sparse.in_model import dense_attention
 from gatelens.sparse.sparsify import SparsifySettings
-from gatelens.sparse.sparsify.losses import kl_divergence
-from gatelens.sparse.sparsify.rows import Rows
-from gatelens.sparse.sparsify.student import Student
-from gatelens.sparse.sparsify.training import Training
+from gatelens.sparse.sparsify._losses import kl_divergence
+from gatelens.sparse.sparsify._sequences import TrainingSequences
+from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._training import Training
 
 MOST = 1.4
 REPEATS = 5
@@ -38,7 +38,7 @@ def make(batch: int, length: int) -> Training:
     settings = SparsifySettings(batch=batch, length=length)
     text = torch.randint(model.hf.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(0))
     student = Student(model, settings, share=True)
-    return Training(student, model.hf, Rows(text, text[:0], 0.0, 0), settings, Accelerator(cpu=True))
+    return Training(student, model.hf, TrainingSequences(text, text[:0], 0.0, 0), settings, Accelerator(cpu=True))
 
 
 def gated_step(training: Training) -> Callable[[], object]:
@@ -47,7 +47,7 @@ def gated_step(training: Training) -> Callable[[], object]:
 
 def dense_step(training: Training) -> Callable[[], object]:
     """The step without gates."""
-    tokens = training.rows.batch(range(training.settings.batch))
+    tokens = training.records.batch(range(training.settings.batch))
     student = training.student
 
     def step() -> None:

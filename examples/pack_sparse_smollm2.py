@@ -27,8 +27,8 @@ from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.sparse.adapters import apply_adapter, write_adapter
 from gatelens.sparse.in_model import GateValues, gate_biases, make_sparse
 from gatelens.sparse.sparsify import evaluate
-from gatelens.sparse.sparsify.result import write_card
-from gatelens.sparse.sparsify.student import SCALE
+from gatelens.sparse.sparsify._result import write_card
+from gatelens.sparse.sparsify._student import SCALE
 from gatelens.tasks import task
 
 FOLDER = ADAPTERS["sparse-smollm2"]

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from families import tiny
 
 from gatelens.sparse.sparsify import SparsifySettings, run, sparsify
-from gatelens.sparse.sparsify.training import Training
+from gatelens.sparse.sparsify._training import Training
 
 torch.set_num_threads(1)
 

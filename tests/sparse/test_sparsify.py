@@ -23,14 +23,14 @@ from gatelens.runtime import precision
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
 from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse, record_open
-from gatelens.sparse.sparsify import SparsifySettings, evaluate, self_text, sparsify
-from gatelens.sparse.sparsify.geco import Multiplier
-from gatelens.sparse.sparsify.log import Log
-from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
-from gatelens.sparse.sparsify.rows import Rows
-from gatelens.sparse.sparsify.self_text import write_text
-from gatelens.sparse.sparsify.student import Student
-from gatelens.sparse.sparsify.training import Training
+from gatelens.sparse.sparsify import SparsifySettings, _own_text, evaluate, sparsify
+from gatelens.sparse.sparsify._geco import LossMultiplier
+from gatelens.sparse.sparsify._log import Log
+from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
+from gatelens.sparse.sparsify._own_text import write_text
+from gatelens.sparse.sparsify._sequences import TrainingSequences
+from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._training import Training
 from gatelens.sparse.text import sequences
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -58,9 +58,9 @@ def logits(hf: Any, tokens: Tensor) -> Tensor:
 # --- The multiplier ---
 
 
-def geco(**changes: float) -> Multiplier:
+def geco(**changes: float) -> LossMultiplier:
     kind: dict[str, Any] = {"base": 2.0, "target": 0.1, "scale": 0.1, "rate": 0.05, "damping": 0.0, "smoothing": 0.0}
-    return Multiplier(**{**kind, "low": 0.5, "high": 50.0, **changes})
+    return LossMultiplier(**{**kind, "low": 0.5, "high": 50.0, **changes})
 
 
 def test_a_constant_violation_moves_the_logarithm_in_a_line() -> None:
@@ -128,10 +128,10 @@ def test_losses_are_the_plain_ones(llama: Model) -> None:
 # --- What is read ---
 
 
-def test_rows_are_a_mixture_in_a_random_order() -> None:
+def test_sequences_are_a_mixture_in_a_random_order() -> None:
     text, own = torch.arange(10)[:, None], 100 + torch.arange(4)[:, None]
-    rows = Rows(text, own, share=0.4, seed=3)
-    read = rows.batch(range(50))[:, 0].tolist()
+    mixture = TrainingSequences(text, own, own_share=0.4, seed=3)
+    read = mixture.batch(range(50))[:, 0].tolist()
     for start in range(0, 50, 5):
         assert sum(x >= 100 for x in read[start : start + 5]) == 2
     texts = [x for x in read if x < 100]
@@ -139,18 +139,18 @@ def test_rows_are_a_mixture_in_a_random_order() -> None:
     assert texts[:10] != texts[10:20]
     owns = [x for x in read if x >= 100]
     assert sorted(owns[:4]) == [100, 101, 102, 103]
-    assert rows.batch(range(20, 30))[:, 0].tolist() == read[20:30]
-    assert Rows(text, own, share=0.4, seed=4).batch(range(50))[:, 0].tolist() != read
-    assert Rows(text, own[:0], share=0.4, seed=3).batch(range(10))[:, 0].max() < 100
+    assert mixture.batch(range(20, 30))[:, 0].tolist() == read[20:30]
+    assert TrainingSequences(text, own, own_share=0.4, seed=4).batch(range(50))[:, 0].tolist() != read
+    assert TrainingSequences(text, own[:0], own_share=0.4, seed=3).batch(range(10))[:, 0].max() < 100
 
 
 def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     # All chats begin alike: what follows must not.
     model, text = tiny("llama"), torch.arange(64).view(8, 8) % VOCAB
-    monkeypatch.setattr(self_text, "_chat_opening", lambda tokenizer: [1, 2, 3])
-    monkeypatch.setattr(self_text, "PIECE", 4)
+    monkeypatch.setattr(_own_text, "_chat_opening", lambda tokenizer: [1, 2, 3])
+    monkeypatch.setattr(_own_text, "PIECE", 4)
     widths = set()
-    openings = self_text._openings
+    openings = _own_text._openings
 
     def watch(*args: Any) -> Tensor:
         opening = openings(*args)
@@ -158,8 +158,8 @@ def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) 
             widths.add(opening.shape[1])
         return opening
 
-    monkeypatch.setattr(self_text, "_openings", watch)
-    written = self_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
+    monkeypatch.setattr(_own_text, "_openings", watch)
+    written = _own_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
     assert len({tuple(row) for row in written.tolist()}) == 96
     assert widths == set(range(1, 9))
 
@@ -214,9 +214,8 @@ def test_the_result_opens_everywhere(family: str, weights: Any, text: Path, tmp_
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "run"), prompts()), right)
     card = (tmp_path / "run" / "README.md").read_text()
     found = evaluate(sparse, other, model, length=8, most=8)["other"]
-    assert (
-        f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %" in card
-    )
+    losses = f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f}"
+    assert f"{losses} | {found.keys_per_query:.2f} | {100 * found.open_share:.2f} %" in card
     assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 4
     assert len(json.loads((tmp_path / "run" / "log.json").read_text())) == 3
     assert [path.name for path in draw_run(tmp_path / "run")] == ["training.png"]
@@ -231,14 +230,14 @@ def test_a_bias_on_a_schedule(llama: Model, text: Path) -> None:
 
 def test_learning_rates_are_a_trapezium() -> None:
     settings = SparsifySettings(steps=20, warmup=4, cooldown=0.25)
-    speeds = [settings.speed(step) for step in range(20)]
-    assert speeds[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert speeds[4:16] == [1.0] * 12
-    assert speeds[16:] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    factors = [settings.rate_factor(step) for step in range(20)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[4:16] == [1.0] * 12
+    assert factors[16:] == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def log_of(folder: Path, name: str = "constrained") -> list[float]:
-    return [row[name] for row in Log(folder, 10**9).rows]
+    return [row[name] for row in Log(folder, 10**9).records]
 
 
 def test_heads_that_are_wide_open_come_within_reach(llama: Model) -> None:
@@ -283,8 +282,9 @@ def test_lowered_biases_and_a_run_that_continues(llama: Model, text: Path, tmp_p
 def test_the_constrained_loss(llama: Model, text: Path, tmp_path: Path) -> None:
     """With gates that are all open the first step measures the dense model."""
     open_ = {**SMALL, "steps": 1, "bias": 1e4, "target": 0.5}
-    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 0).batch(range(2))
-    dense = llama.hf(input_ids=rows, labels=rows).loss.item()
+    tokens = sequences(llama.tokenizer, text, 8)
+    first = TrainingSequences(tokens, tokens[:0], 0.0, 0).batch(range(2))
+    dense = llama.hf(input_ids=first, labels=first).loss.item()
     for constraint, relative, right in [
         ("kl", True, 0.0),
         ("cross-entropy", True, 0.0),
@@ -298,12 +298,13 @@ def test_the_constrained_loss(llama: Model, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_below_the_dense_model_pays_for_no_other(llama: Model, text: Path, tmp_path: Path) -> None:
-    # One step, two rows: alone, each has its own difference from the dense model; together, the positive parts count.
+    # One step, two sequences: alone, each has its own difference from the dense model; together, positive parts count.
     kind: dict[str, Any] = {**SMALL, "steps": 1, "constraint": "cross-entropy", "bias": 2.0, "seed": 1}
-    rows = Rows(sequences(llama.tokenizer, text, 8), torch.empty(0, 8), 0.0, 1)
+    tokens = sequences(llama.tokenizer, text, 8)
+    numbered = TrainingSequences(tokens, tokens[:0], 0.0, 1)
     settings = SparsifySettings(**kind)
     student = Student(llama, settings, share=True)
-    training = Training(student, llama.hf, rows, settings, Accelerator(cpu=True))
+    training = Training(student, llama.hf, numbered, settings, Accelerator(cpu=True))
     alone = [float(training._backward(0, range(row, row + 1))[3]) for row in range(2)]
     sparsify(llama, text, SparsifySettings(**kind, each_row=True), tmp_path / "each")
     sparsify(llama, text, settings, tmp_path / "mean")
@@ -371,24 +372,24 @@ def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path
     with pytest.raises(GatelensError, match="another text"):
         sparsify(llama, other, more, out=tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(GatelensError, match="something else"):
+    with pytest.raises(GatelensError, match="other files already"):
         sparsify(llama, text, more, out=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"steps": 0}, "steps should be at least 1"),
-        ({"length": 1}, "length should be at least 2"),
-        ({"streamed": 0}, "streamed should be at least 1"),
-        ({"target": 0.0}, "target should be above 0"),
-        ({"constraint": "mse"}, "'kl' or 'cross-entropy'"),
-        ({"weights": "bitfit"}, "'lora' or 'full'"),
+        ({"steps": 0}, "steps is 0: it must be greater than or equal to 1"),
+        ({"length": 1}, "length is 1: it must be greater than or equal to 2"),
+        ({"streamed": 0}, "streamed is 0: it must be greater than or equal to 1"),
+        ({"target": 0.0}, "target is 0.0: it must be greater than 0"),
+        ({"constraint": "mse"}, "kl, cross-entropy"),
+        ({"weights": "bitfit"}, "lora, full"),
         ({"multiplier": 0.01}, "between multiplier_low and multiplier_high"),
-        ({"bias_end": 0.0}, "unset where the bias is learned"),
-        ({"cooldown": 1.5}, "a share from 0 to 1"),
-        ({"most_open": 0.0}, "a share above 0, up to 1"),
-        ({"most_open": 0.5, "learn_bias": False}, "most_open should be 1 where the bias is not learned"),
+        ({"bias_end": 0.0}, "unset if the bias is learned"),
+        ({"cooldown": 1.5}, "cooldown is 1.5: it must be less than or equal to 1"),
+        ({"most_open": 0.0}, "most_open is 0.0: it must be greater than 0"),
+        ({"most_open": 0.5, "learn_bias": False}, "most_open is 0.5: it must be 1 if the bias is not learned"),
     ],
 )
 def test_settings_are_checked(changes: Any, says: str) -> None:
@@ -460,5 +461,5 @@ def test_a_run_starts_from_another(llama: Model, text: Path, tmp_path: Path) -> 
     torch.testing.assert_close(logits(second.hf, prompts()), logits(first.hf, prompts()), **CLOSE)
     with pytest.raises(GatelensError, match="no checkpoint to start from"):
         sparsify(llama, text, still, start=tmp_path)
-    with pytest.raises(GatelensError, match="lack"):
+    with pytest.raises(GatelensError, match=r"do not have .* in the shape"):
         sparsify(llama, text, SparsifySettings(rank=4, **SMALL), start=tmp_path / "first")

@@ -10,7 +10,7 @@ from families import prompts, tiny
 
 from gatelens.errors import GatelensError
 from gatelens.sparse.sparsify import SparsifySettings, sparsify
-from gatelens.sparse.sparsify.log import Log
+from gatelens.sparse.sparsify._log import Log
 from gatelens.sparse.text import documents, sequences
 
 
@@ -43,6 +43,6 @@ def test_a_data_set_trains_as_its_file_does(folder: Path) -> None:
     settings = SparsifySettings(steps=2, batch=2, length=8)
     for name, source in (("set", "words:default:train"), ("file", "words/train.jsonl")):
         sparsify(model, source, settings, out=folder / name)
-    set_, file = (Log(folder / name, 10).rows for name in ("set", "file"))
+    set_, file = (Log(folder / name, 10).records for name in ("set", "file"))
     assert [row["constrained"] for row in set_] == [row["constrained"] for row in file]
     assert len(sequences(model.tokenizer, "words:default:test", 8)) == 20 * 13 // 8

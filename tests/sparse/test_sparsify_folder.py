@@ -25,10 +25,10 @@ from gatelens.report.figures import loss_against_open_figure, training_figure
 from gatelens.runtime.files import read_numbers
 from gatelens.sparse.in_model import gate_biases, make_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
-from gatelens.sparse.sparsify.log import Log
-from gatelens.sparse.sparsify.result import merged
-from gatelens.sparse.sparsify.student import Student
-from gatelens.sparse.sparsify.training import Training
+from gatelens.sparse.sparsify._log import Log
+from gatelens.sparse.sparsify._result import merged
+from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._training import Training
 
 SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 1, "target": 1.0}
 FAST: dict[str, Any] = {**SMALL, "learning_rate": 1e-2, "bias_learning_rate": 0.5}
@@ -106,8 +106,8 @@ def test_a_finished_schedule_stays_at_its_end(
         sparse = sparsify(base, text, settings, out=tmp_path, held_out=held)
         assert gate_biases(sparse.hf).unique().tolist() == [-1.0]
         assert gate_biases(load(tmp_path).hf).unique().tolist() == [-1.0]
-    found = evaluate(sparse, held, base, length=8, most=8)["words"]
-    assert Log(tmp_path, 3, name="judged").rows[-1]["words open"] == pytest.approx(found.open_share, rel=1e-5)
+    judgement = evaluate(sparse, held, base, length=8, most=8)["words"]
+    assert Log(tmp_path, 3, name="judged").records[-1]["words open"] == pytest.approx(judgement.open_share, rel=1e-5)
 
 
 def test_half_a_schedule(base: Model, text: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_gradient_that_is_no_number(base: Model, text: Path, tmp_path: Path, m
     [checkpoint] = (tmp_path / "checkpoints").iterdir()
     assert checkpoint.name == "step-000001"
     assert all(weight.isfinite().all() for weight in load_file(checkpoint / "weights.safetensors").values())
-    assert len(Log(tmp_path, 9).rows) == 1
+    assert len(Log(tmp_path, 9).records) == 1
 
 
 def test_an_update_that_leaves_no_numbers(
@@ -155,7 +155,7 @@ def test_an_update_that_leaves_no_numbers(
 
     monkeypatch.setattr(Training, "step", spoiled)
     for out in (tmp_path, None):
-        with pytest.raises(GatelensError, match=r"diverged at step 1: .* no numbers"):
+        with pytest.raises(GatelensError, match=r"diverged at step 1: .* NaN or infinity"):
             sparsify(base, text, SparsifySettings(steps=1, **FAST), out=out)
     assert not list((tmp_path / "checkpoints").iterdir())
     assert not (tmp_path / "adapter.safetensors").exists()
@@ -164,7 +164,7 @@ def test_an_update_that_leaves_no_numbers(
 def test_adapters_whose_product_is_no_number(base: Model) -> None:
     student = Student(base, SparsifySettings(), share=False)
     student.load_state({name: torch.full_like(weight, 1e30) for name, weight in student.state().items()})
-    with pytest.raises(GatelensError, match="no numbers: nothing is written"):
+    with pytest.raises(GatelensError, match="NaN or infinite, and nothing is written"):
         merged(student)
 
 
@@ -227,14 +227,15 @@ def test_the_card_is_of_what_is_written(base: Model, text: Path, held: Path, tmp
     narrow = gatelens.load(base.source, dtype=torch.bfloat16, check=False)
     sparsify(narrow, text, SparsifySettings(steps=2, **FAST), out=tmp_path, held_out=held)
     written = gatelens.load(tmp_path, dtype=torch.bfloat16, check=False)
-    found = evaluate(written, held, narrow, length=8, most=8)["words"]
-    numbers = f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f} | {100 * found.open_share:.2f} %"
+    judgement = evaluate(written, held, narrow, length=8, most=8)["words"]
+    numbers = f"{judgement.sparse_loss:.4f} | {judgement.above_dense:+.4f} | {judgement.kl:.4f} "
+    numbers += f"| {judgement.keys_per_query:.2f} | {100 * judgement.open_share:.2f} %"
     assert numbers in (tmp_path / "README.md").read_text()
 
 
 def test_adapters_of_embeddings_are_refused(text: Path) -> None:
     for tied, name, says in [
-        (True, "lm_head", "input embeddings too"),
+        (True, "lm_head", "also the input embeddings"),
         (True, "embed_tokens", "names embeddings"),
         (False, "embed_tokens", "names embeddings"),
     ]:
@@ -249,7 +250,7 @@ def test_a_sparse_model_made_sparser(base: Model, text: Path, held: Path, tmp_pa
     sparse = copy.deepcopy(base)
     make_sparse(sparse.hf, 0.5)
     for changes in ({"bias": 7.0}, {"bias_end": 0.0, "learn_bias": False}):
-        with pytest.raises(GatelensError, match="sparse already and keeps the biases"):
+        with pytest.raises(GatelensError, match="sparse already and keeps its biases"):
             sparsify(sparse, text, SparsifySettings(**SMALL, **changes), out=tmp_path / "refused")  # type: ignore[arg-type]
     assert not (tmp_path / "refused").exists()
     again = sparsify(sparse, text, SparsifySettings(steps=1, **STILL), out=tmp_path / "run", held_out=held)
@@ -273,9 +274,9 @@ def test_fewer_steps_than_were_made(base: Model, text: Path, run: Path) -> None:
 
 def test_a_cooldown_knows_its_steps(base: Model, text: Path, tmp_path: Path) -> None:
     sparsify(base, text, SparsifySettings(steps=1, cooldown=0.5, **FAST), out=tmp_path)
-    with pytest.raises(GatelensError, match="1 steps with a cooldown, which would have been another with 2"):
+    with pytest.raises(GatelensError, match="1 steps with a cooldown, which depends on the number of steps"):
         sparsify(base, text, SparsifySettings(steps=2, cooldown=0.5, **FAST), out=tmp_path)
-    with pytest.raises(GatelensError, match=r"same to continue it\.$"):
+    with pytest.raises(GatelensError, match=r"same to resume it\.$"):
         sparsify(base, text, SparsifySettings(steps=1, rank=3, cooldown=0.5, **FAST), out=tmp_path)
     sparsify(base, text, SparsifySettings(steps=1, cooldown=0.5, **FAST), out=tmp_path)
 
@@ -303,10 +304,10 @@ def test_held_out_text_may_change(base: Model, text: Path, held: Path, run: Path
     """What was judged stays; a text has no number where it was not looked at."""
     other = tmp_path / "other.txt"
     other.write_text(held.read_text())
-    [first] = Log(run, 9, name="judged").rows
+    [first] = Log(run, 9, name="judged").records
     sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run, held_out=[held, other])
     sparsify(base, text, SparsifySettings(steps=4, **FAST), out=run, held_out=other)
-    rows = Log(run, 9, name="judged").rows
+    rows = Log(run, 9, name="judged").records
     assert rows[0] == first
     assert [row["step"] for row in rows] == [2, 3, 4]
     assert [{key.split()[0] for key in row} - {"step"} for row in rows] == [{"words"}, {"words", "other"}, {"other"}]
@@ -321,18 +322,45 @@ def test_held_out_text_may_change(base: Model, text: Path, held: Path, run: Path
 
 
 def test_a_damaged_checkpoint_is_passed_over(base: Model, text: Path, run: Path, tmp_path: Path) -> None:
-    for name in ("optimizer.pt", "weights.safetensors", "state.json"):
+    for name in ("optimizer.safetensors", "weights.safetensors", "state.json"):
         copied = Path(shutil.copytree(run, tmp_path / name))
         (copied / "checkpoints" / "step-000002" / name).write_bytes(b"xx")
-        with pytest.warns(GatelensWarning, match=r"step-000002 is damaged.*goes on from step 1"):
+        with pytest.warns(GatelensWarning, match=r"step-000002 is damaged.*resumes from step 1"):
             sparsify(base, text, SparsifySettings(steps=2, **FAST), out=copied)
         for log in ("constrained", "expected_open"):
-            assert [row[log] for row in Log(copied, 9).rows] == [row[log] for row in Log(run, 9).rows]
+            assert [row[log] for row in Log(copied, 9).records] == [row[log] for row in Log(run, 9).records]
         assert torch.equal(logits(load(copied).hf), logits(load(run).hf))
     for state in run.rglob("state.json"):
         state.write_text("")
-    with pytest.raises(GatelensError, match=r"damaged.*no other to go on from"):
+    with pytest.raises(GatelensError, match=r"damaged.*no other checkpoint to resume from"):
         sparsify(base, text, SparsifySettings(steps=2, **FAST), out=run)
+
+
+def test_two_runs_in_one_folder_are_kept_apart(
+    base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, settings = Training.step, SparsifySettings(steps=1, **FAST)
+
+    def started_again(self: Training, number: int) -> Any:
+        with pytest.raises(GatelensError, match="another process is working in"):
+            sparsify(base, text, settings, out=tmp_path)
+        return step(self, number)
+
+    monkeypatch.setattr(Training, "step", started_again)
+    sparsify(base, text, settings, out=tmp_path)
+    assert not (tmp_path / ".lock").exists()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["steps"] == 1
+    assert list(result["texts"]) == ["trained (trained on)"]
+
+
+def test_a_checkpoint_of_an_earlier_version(base: Model, text: Path, run: Path) -> None:
+    """It stored a pickle, which is not read; a new run starts from its weights."""
+    for checkpoint in (run / "checkpoints").iterdir():
+        (checkpoint / "optimizer.safetensors").rename(checkpoint / "optimizer.pt")
+    with pytest.raises(GatelensError, match=r"stored a pickle.*start='.*run' begins"):
+        sparsify(base, text, SparsifySettings(steps=3, **FAST), out=run)
+    sparsify(base, text, SparsifySettings(steps=1, **FAST), out=run.parent / "next", start=run)
 
 
 # --- Starting from another run ---
@@ -361,7 +389,7 @@ def test_a_start_that_is_refused_claims_no_folder(base: Model, text: Path, run: 
     for changes, start, says in [
         ({"learn_bias": False}, run, "have learned biases, which this run does not train"),
         ({"projections": ("q_proj",)}, run, "lora_A.* which this run does not train"),
-        ({"rank": 4}, run, "lack"),
+        ({"rank": 4}, run, "do not have .* in the shape"),
         ({}, tmp_path, "no checkpoint to start from"),
     ]:
         with pytest.raises(GatelensError, match=says):
@@ -374,7 +402,7 @@ def test_a_start_that_is_refused_claims_no_folder(base: Model, text: Path, run: 
 
 def test_a_full_disk_at_the_result(base: Model, text: Path, run: Path) -> None:
     before, size = logits(load(run).hf), (run / "model.safetensors").stat().st_size
-    with largest_file(size - 1), pytest.raises(GatelensError, match=r"cannot write to .* make room"):
+    with largest_file(size - 1), pytest.raises(GatelensError, match=r"cannot write to .* free some disk space"):
         sparsify(base, text, SparsifySettings(steps=2, **FAST), out=run)
     assert torch.equal(logits(load(run).hf), before)
     assert not (run / ".result.part").exists()
@@ -391,11 +419,11 @@ def test_tensorboard_needs_a_folder(base: Model, text: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"bias": float("nan")}, "bias should be a finite number, not nan"),
-        ({"target": float("inf")}, "target should be a finite number"),
-        ({"learning_rate": float("nan")}, "learning_rate should be a finite number"),
-        ({"each_row": True}, "each_row should be unset where the constraint is 'kl'"),
-        ({"distill": 1.0}, "distill should be unset where the constraint is 'kl'"),
+        ({"bias": float("nan")}, "bias is nan: it must be a finite number"),
+        ({"target": float("inf")}, "target is inf: it must be a finite number"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan: it must be a finite number"),
+        ({"each_row": True}, "each_row is True: it must be False if the constraint is 'kl'"),
+        ({"distill": 1.0}, "distill is 1.0: it must be 0 if the constraint is 'kl'"),
     ],
 )
 def test_settings_are_checked(changes: Any, says: str) -> None:

@@ -80,7 +80,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_data_set_without_end_is_read_in_part(taken: list[int], tmp_path: Path) -> None:
-    """Rows have four tokens with their ends: 6 sequences of 8 tokens are 12 rows, however long the run is."""
+    """Documents have four tokens with their ends: 6 sequences of 8 tokens are 12 documents, for any number of steps."""
     for steps in (1, 3):
         taken.clear()
         settings = SparsifySettings(steps=steps, streamed=6, **SMALL)
@@ -203,7 +203,7 @@ def test_a_model_that_does_not_tell_its_base(
         (["--length", "65"], "from 2 to 64 tokens"),
         (["--most", "-1"], "most should be at least 1"),
         (["--skip", "-1"], "skip should be at least 0"),
-        (["--skip", "50"], "has 50 sequences of 8 tokens, all of them among the 50 to skip"),
+        (["--skip", "50"], "has 50 sequences of 8 tokens, and 50 are to be skipped"),
         (["--out", "nowhere/all.json"], "no folder nowhere"),
     ],
 )

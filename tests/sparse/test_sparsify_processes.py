@@ -16,7 +16,7 @@ from families import prompts
 
 import gatelens
 from gatelens.errors import GatelensError
-from gatelens.sparse.sparsify.spread import is_spread
+from gatelens.sparse.sparsify._sharding import is_sharded
 
 RUN = str(Path(__file__).parent / "sparsify_run.py")
 NAMES = ("constrained", "cross_entropy", "expected_open", "open", "multiplier")
@@ -86,15 +86,15 @@ def test_weights_cut_over_processes(text: Path, tmp_path: Path, undisturbed: lis
     assert start(text, tmp_path, batch=2, launch=LAUNCH, kind="fsdp").wait(timeout=200) == 0
     same(losses(tmp_path), undisturbed)
     kept = sorted(path.name for path in (tmp_path / "checkpoints" / "step-000008").iterdir())
-    assert kept == ["optimizer.pt", "state.json", "weights.safetensors"]
+    assert kept == ["optimizer.safetensors", "state.json", "weights.safetensors"]
     assert all(weight.isfinite().all() for weight in gatelens.load(tmp_path).hf.state_dict().values())
 
 
 def test_the_first_fsdp_is_refused() -> None:
     with pytest.raises(GatelensError, match="fsdp_version 2"):
-        is_spread(SimpleNamespace(distributed_type="FSDP", is_fsdp2=False))
-    assert is_spread(SimpleNamespace(distributed_type="FSDP", is_fsdp2=True))
-    assert not is_spread(SimpleNamespace(distributed_type="MULTI_CPU"))
+        is_sharded(SimpleNamespace(distributed_type="FSDP", is_fsdp2=False))
+    assert is_sharded(SimpleNamespace(distributed_type="FSDP", is_fsdp2=True))
+    assert not is_sharded(SimpleNamespace(distributed_type="MULTI_CPU"))
 
 
 def same(found: list[list[float]], right: list[list[float]]) -> None:

@@ -86,10 +86,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None and self._lock.is_locked:
-            self._lock.release()
-            if self.complete and self.path is not None:
-                (self.path / LOCK).unlink(missing_ok=True)
+        self._release_lock(remove=self.complete)
 
     @property
     def seconds(self) -> float:
@@ -115,6 +112,14 @@ class RunFolder:
         make_folder(path)
         if is_main():
             self._take_lock(path)
+        try:
+            self._check_request(path)
+        except BaseException:
+            self._release_lock(remove=True)
+            raise
+
+    def _check_request(self, path: Path) -> None:
+        """Write the request into a new folder, or raise an error if the folder was made for another one."""
         if not (path / ASKED).exists():
             others = [file for file in path.iterdir() if file.suffix != ".tmp" and file.name != LOCK]
             if others:
@@ -136,6 +141,12 @@ class RunFolder:
             ) from error
         except OSError as error:
             raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
+
+    def _release_lock(self, remove: bool) -> None:
+        if self._lock is not None and self._lock.is_locked:
+            self._lock.release()
+            if remove and self.path is not None:
+                (self.path / LOCK).unlink(missing_ok=True)
 
 
 def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Loss and open edges of a sparse model on text, with gates as they are in use: steps, not draws."""
+"""Loss and open edges of a sparse model on text, with gates as they are in use, not sampled."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.in_model import dense_attention, is_sparse
-from gatelens.sparse.recording import record_open
-from gatelens.sparse.sparsify.losses import cross_entropy, kl_divergence
+from gatelens.sparse.recording import OpenRecord, record_open
+from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
 from gatelens.sparse.text import Source, sequences
+
+IDLE = 0.05  # a head with fewer open keys per query on a sequence is idle
 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A sparse model beside a dense one on the same sequences.
-
-    dense_loss, sparse_loss: cross-entropy in nats per token. kl: KL(dense || sparse) in nats per token, 0 or more.
-    opened, pairs: (layer, head), open edges and visible pairs, counted over all sequences.
-    """
+    """A sparse model beside a dense one on the same sequences. Counts are sums over all sequences."""
 
     sequences: int
     length: int
-    dense_loss: float
+    dense_loss: float  # cross-entropy in nats per token
     sparse_loss: float
-    kl: float
-    opened: Tensor
-    pairs: Tensor
+    kl: float  # KL(dense || sparse) in nats per token, 0 or more
+    opened: Float[Tensor, "layer head"]  # number of open edges
+    pairs: Float[Tensor, "layer head"]  # number of visible pairs
+    idle: Float[Tensor, "layer head"]  # number of sequences with fewer than 0.05 open keys per query
+    without_key: Float[Tensor, "layer head"]  # number of queries without an open key
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, as JSON has them."""
+        """All numbers as JSON."""
         return {
             "sequences": self.sequences,
             "length": self.length,
@@ -44,7 +45,10 @@ class Judgement:
             "sparse_loss": self.sparse_loss,
             "above_dense": self.above_dense,
             "kl": self.kl,
+            "keys_per_query": self.keys_per_query,
             "open": self.open_share,
+            "idle_heads": self.idle_share,
+            "queries_without_key": self.without_key_share,
             "open_by_layer": self.open_by_layer.tolist(),
             "open_by_head": self.open_by_head.tolist(),
         }
@@ -55,18 +59,33 @@ class Judgement:
         return self.sparse_loss - self.dense_loss
 
     @property
+    def keys_per_query(self) -> float:
+        """Open keys per query and head, mean over all heads."""
+        return float(self.opened.mean()) / (self.sequences * self.length)
+
+    @property
     def open_share(self) -> float:
-        """Share of visible pairs whose gate is open, 0..1."""
+        """Share of visible pairs whose gate is open, 0..1. It depends on the length: see `keys_per_query`."""
         return float(self.opened.sum() / self.pairs.sum())
 
     @property
-    def open_by_head(self) -> Tensor:
-        """(layer, head)"""
+    def idle_share(self) -> float:
+        """Share of heads that are idle on a sequence, mean over sequences, 0..1."""
+        return float(self.idle.mean()) / self.sequences
+
+    @property
+    def without_key_share(self) -> float:
+        """Share of queries without an open key, mean over heads, 0..1."""
+        return float(self.without_key.mean()) / (self.sequences * self.length)
+
+    @property
+    def open_by_head(self) -> Float[Tensor, "layer head"]:
+        """Share of visible pairs whose gate is open, for each head."""
         return self.opened / self.pairs
 
     @property
-    def open_by_layer(self) -> Tensor:
-        """(layer,)"""
+    def open_by_layer(self) -> Float[Tensor, " layer"]:
+        """Share of visible pairs whose gate is open, for each layer."""
         return self.opened.sum(1) / self.pairs.sum(1)
 
 
@@ -80,10 +99,15 @@ def evaluate(
     skip: int = 0,
     batch: int = 2,
 ) -> dict[str, Judgement]:
-    """Loss and open edges of a sparse model on each text, beside those of a dense one. Cost: two forwards of the text.
+    """Measure loss and open edges of a sparse model on each text, beside a dense one. Cost: two forwards of the text.
 
-    dense: what to compare with; by default the same weights without gates, which is not the model that it was made
-    from. most: sequences read of each text, after the first `skip`; None reads it all.
+    Arguments:
+        dense: what to compare with; by default the same weights without gates, which is not the model that the sparse
+            one was made from.
+        most: number of sequences to read of each text, after the first `skip`; None reads all.
+
+    Returns:
+        A judgement for each text, by the name of the text.
     """
     if not is_sparse(model.hf):
         raise GatelensError(f"{model.name} is dense: all its edges are open. Give a model made by `gatelens sparsify`.")
@@ -94,40 +118,40 @@ def evaluate(
     for name, value, least in (("most", most, 1), ("skip", skip, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise GatelensError(f"{name} should be at least {least}, not {value}.")
-    found = {}
+    judgements = {}
     for name, source in named(text).items():
         tokens = sequences(model.tokenizer, source, length, None if most is None else skip + most)
         if len(tokens) <= skip:
             raise GatelensError(
-                f"the text {source} has {len(tokens)} sequences of {length} tokens, all of them among the {skip} to "
-                "skip: skip fewer, or give more text or a smaller length."
+                f"the text {source} has {len(tokens)} sequences of {length} tokens, and {skip} are to be skipped: skip "
+                "fewer, or give more text or a smaller length."
             )
-        found[name] = judge(None if dense is None else dense.hf, model.hf, tokens[skip:], batch)
-    return found
+        judgements[name] = judge(None if dense is None else dense.hf, model.hf, tokens[skip:], batch)
+    return judgements
 
 
 def named(text: Source | Sequence[Source]) -> dict[str, Source]:
-    """Texts by the last part of their names, with so many of the folders before it that no two are called the same."""
+    """Texts by the last part of their path, preceded by as many folders as it takes to make all names different."""
     sources = [text] if isinstance(text, str | Path) else list(dict.fromkeys(text))
-    parts = [_parts(source) for source in sources]
+    parts = [_path_parts(source) for source in sources]
     depths = range(1, 1 + max(map(len, parts), default=0))
     names = {}
-    for source, mine in zip(sources, parts, strict=True):
-        others = [other for other in parts if other is not mine]
-        alone = (depth for depth in depths if all(mine[-depth:] != other[-depth:] for other in others))
-        depth = next(alone, None)  # none where only their endings differ
-        names[str(source) if depth is None else "/".join(mine[-depth:])] = source
+    for source, own in zip(sources, parts, strict=True):
+        others = [other for other in parts if other is not own]
+        unique = (depth for depth in depths if all(own[-depth:] != other[-depth:] for other in others))
+        depth = next(unique, None)  # None if only the file suffixes differ
+        names[str(source) if depth is None else "/".join(own[-depth:])] = source
     return names
 
 
-def _parts(source: Source) -> tuple[str, ...]:
-    """The folders of a text and its name without its ending."""
+def _path_parts(source: Source) -> tuple[str, ...]:
+    """The folders of a text, and its name without the suffix."""
     path = Path(os.path.abspath(source)) if Path(source).exists() else Path(source)
     return (*path.parts[:-1], path.stem)
 
 
 def check_length(model: Model, length: int) -> None:
-    """Refuse sequences that a model cannot predict anything in, or was not made for."""
+    """Raise an error if sequences are too short to predict a token, or longer than the model's context."""
     if not 2 <= length <= model.context:
         raise GatelensError(
             f"the length should be from 2 to {model.context} tokens, which is what {model.name} reads, not {length}."
@@ -147,26 +171,42 @@ def _check_dense(dense: Model, sparse: Model) -> None:
 
 
 @torch.no_grad()
-def judge(dense: Any, sparse: Any, tokens: Tensor, batch: int = 2) -> Judgement:
-    """Run a dense (None: the sparse one without gates) and a sparse Hugging Face model over (sequence, token)."""
+def judge(dense: Any, sparse: Any, tokens: Int[Tensor, "sequence token"], batch: int = 2) -> Judgement:
+    """Run a dense and a sparse Hugging Face model on sequences.
+
+    Arguments:
+        dense: None stands for the sparse model without gates.
+    """
     device = sparse.get_input_embeddings().weight.device
-    sums = torch.zeros(3, dtype=torch.float64)
-    opened = pairs = torch.zeros((), dtype=torch.float64)
-    for rows in tokens.to(device).split(batch):
+    losses = torch.zeros(3, dtype=torch.float64)
+    counts = torch.zeros((), dtype=torch.float64)
+    for some in tokens.to(device).split(batch):
         if dense is None:
             with dense_attention(sparse):
-                right = _log_probs(sparse, rows)
+                dense_log_probs = _log_probs(sparse, some)
         else:
-            right = _log_probs(dense, rows)
+            dense_log_probs = _log_probs(dense, some)
         with record_open(sparse) as record:
-            ours = _log_probs(sparse, rows)
-        losses = (cross_entropy(right, rows), cross_entropy(ours, rows), kl_divergence(right, ours))
-        sums += torch.stack([loss.sum().double().cpu() for loss in losses])
-        opened = opened + (record.open_share * record.pairs).sum(1).double().cpu()
-        pairs = pairs + record.pairs.sum(1).double().cpu()
-    dense_loss, sparse_loss, kl = (sums / len(tokens)).tolist()
-    return Judgement(len(tokens), tokens.shape[1], dense_loss, sparse_loss, kl, opened, pairs)
+            sparse_log_probs = _log_probs(sparse, some)
+        for number, loss in enumerate(
+            (
+                cross_entropy(dense_log_probs, some),
+                cross_entropy(sparse_log_probs, some),
+                kl_divergence(dense_log_probs, sparse_log_probs),
+            )
+        ):
+            losses[number] += loss.sum().double().cpu()
+        counts = counts + _counts(record)
+    return Judgement(len(tokens), tokens.shape[1], *(losses / len(tokens)).tolist(), *counts)
 
 
-def _log_probs(hf: Any, rows: Tensor) -> Tensor:
-    return hf(input_ids=rows, use_cache=False).logits.float().log_softmax(-1)
+def _counts(record: OpenRecord) -> Float[Tensor, "4 layer head"]:
+    """Open edges, visible pairs, idle sequences and queries without an open key, summed over the batch."""
+    keys, visible = record.open_keys, record.visible_keys
+    per_query = keys.sum(-1) / (visible > 0).sum(-1)
+    idle, without_key = per_query < IDLE, ((keys == 0) & (visible > 0)).sum(-1)
+    return torch.stack([x.sum(1).double().cpu() for x in (keys.sum(-1), record.pairs, idle, without_key)])
+
+
+def _log_probs(hf: Any, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:
+    return hf(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)

@@ -2,13 +2,15 @@
 
 Draye, Lei, Pan, Posner, Schölkopf: Sparse attention post-training for mechanistic interpretability, arXiv 2512.05865.
 
-The folder of a run, all of it written by the main process:
+The main process writes the run folder:
 
-    settings.json     what was asked for, and where it started; a run that continues must ask for the same
+    settings.json     what was asked for, and where the run started; only the same request resumes it
     own-text/         what the dense model wrote
-    log.csv, .json    every step; judged.csv, .json: held-out text every so often
-    checkpoints/      the last two
-    README.md, config.json, model.safetensors, adapter.safetensors, ...: the result
+    log.csv, .json    the numbers of every step
+    judged.csv, .json the numbers on held-out text, every so many steps
+    checkpoints/      the last two checkpoints
+    README.md, config.json, model.safetensors, adapter.safetensors, ...: the sparse model
+    result.json       the numbers on the texts of the model card; written last
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,18 +38,19 @@ from gatelens.model.anatomy import describe
 from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Journal
+from gatelens.runtime.processes import Processes
 from gatelens.sparse.in_model import gate_biases
-from gatelens.sparse.sparsify.claim import claim
-from gatelens.sparse.sparsify.display import displayed
-from gatelens.sparse.sparsify.judge import Judgement, check_length, judge, named
-from gatelens.sparse.sparsify.log import Log, Row
-from gatelens.sparse.sparsify.result import merged, write_card, write_result
-from gatelens.sparse.sparsify.rows import Rows
-from gatelens.sparse.sparsify.self_text import write_text
+from gatelens.sparse.sparsify._display import displayed
+from gatelens.sparse.sparsify._folder import SparsifyFolder
+from gatelens.sparse.sparsify._log import Log, Record
+from gatelens.sparse.sparsify._own_text import write_text
+from gatelens.sparse.sparsify._result import merged, write_card, write_result
+from gatelens.sparse.sparsify._sequences import TrainingSequences
+from gatelens.sparse.sparsify._sharding import is_sharded
+from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._training import WEIGHTS, Training
+from gatelens.sparse.sparsify.judge import check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
-from gatelens.sparse.sparsify.spread import is_spread
-from gatelens.sparse.sparsify.student import Student
-from gatelens.sparse.sparsify.training import WEIGHTS, Training
 from gatelens.sparse.text import Source, files, keep_apart, sequences
 
 Tracker = Literal["tensorboard", "wandb"]
@@ -64,130 +69,187 @@ def sparsify(
 ) -> Model:
     """Post-train a copy of a model so that few of its attention edges stay open, and return it.
 
-    text: what to train on, one or several of: a text file, a folder, a JSON-lines file, a hub data set; all are mixed.
-    Files are read whole, of each data set the first `streamed` sequences.
-    out: folder of the run, described above. The same call continues a run that was stopped, at the step and with the
-    losses that it would have had; without a folder nothing is kept.
-    start: folder of an earlier run of the same model, whose last checkpoint gives the weights and learned biases to
-    begin with. A run that continues has its own.
-    held_out: text to look at every `judge_every` steps, with gates as in use; never trained on. Without it the card
-    says how the model does on the beginning of each text that it was trained on.
-    track: also log to TensorBoard or W&B, through accelerate. show: print progress.
+    Cost of a step: one forward pass of the dense model, and one forward and backward pass of the sparse model. Started
+    by `accelerate launch`, every process reads its own `batch` sequences.
 
-    Cost of a step: one forward of the dense and one forward and backward of the sparse model. Started by `accelerate
-    launch`, every process reads its own `batch` rows.
+    Arguments:
+        text: what to train on, one or several of: a text file, a folder, a JSON-lines file, a hub data set; all are
+            mixed. Files are read whole, of each data set the first `streamed` sequences.
+        out: the run folder, described above. The same call resumes a run that was stopped, with the same losses;
+            without a folder nothing is kept.
+        held_out: text to evaluate on every `judge_every` steps, with gates as in use; never trained on. Without it, the
+            model card says how the model does on the beginning of each text that it was trained on.
+        start: folder of an earlier run of the same model. Its last checkpoint gives the weights and learned biases to
+            begin with. A run that is resumed has its own.
+        track: also log to TensorBoard or W&B, through accelerate.
+        show: print progress.
+
+    Example:
+        sparse = sparsify(gatelens.load("smollm2"), "text/", SparsifySettings(steps=2000), out="runs/sparse")
     """
     settings = settings or SparsifySettings()
     folder = None if out is None else Path(out)
     accelerator = _accelerator(model, settings, folder, track)
     main = bool(accelerator.is_main_process)
-    with _one_sentence(folder):
-        # 1. Text: read, and written by the model itself
-        sources = [text] if isinstance(text, str | Path) else list(text)
-        check_length(model, settings.length)
-        keep_apart(sources, named(held_out).values())
-        texts = [_read(model, source, settings) for source in sources]
-        read = torch.cat(texts)
-        held = _held_out(model, held_out, settings)
-        looked_at = held or _trained_on(sources, texts, settings)  # for the card, which says which it is
-        spread = is_spread(accelerator)
-        student = Student(model, settings, share=not spread)
-        begin = None if start is None else Path(start)
-        if begin is not None and not (folder and Checkpoints(folder / "checkpoints").steps()):
-            student.load_state(_last_weights(begin))
-        if folder is not None and main:  # now that nothing else can be refused
-            claim(folder, model, settings, read, begin)
-        accelerator.wait_for_everyone()
-        with accelerator.main_process_first() if folder else nullcontext():
-            own = _own_text(model, read, settings, folder, show and main)
+    with _file_errors(folder):
+        # 1. Everything that can be wrong with the request
+        texts = _read_texts(model, text, held_out, settings)
+        sharded = is_sharded(accelerator)
+        student = Student(model, settings, share=not sharded)
+        first_run = None if start is None else Path(start)
+        if first_run is not None and not (folder and Checkpoints(folder / "checkpoints").steps()):
+            student.load_state(_last_weights(first_run))
+        processes = Processes(model.device) if folder else None
+        with SparsifyFolder(folder, model, settings, texts.training, first_run, processes) as run:
+            # 2. Training, from the last checkpoint on
+            with accelerator.main_process_first() if folder else nullcontext():
+                own = _own_text(model, texts.training, settings, folder, show and main)
+            numbered = TrainingSequences(texts.training, own, settings.self_share, settings.seed)
+            if settings.most_open < 1:
+                student.lower_biases(numbered.batch(range(4)).to(model.device), settings.most_open)
+            dense = copy.deepcopy(model.hf) if sharded else model.hf.to(accelerator.device)  # sharding is in place
+            training = Training(student, dense, numbered, settings, accelerator)
+            _train(training, texts.held_out, folder, show and main)
+            for tracker in accelerator.trackers:
+                tracker.finish()
 
-        # 2. Steps, from the last checkpoint on
-        rows = Rows(read, own, settings.self_share, settings.seed)
-        if settings.most_open < 1:
-            student.lower_biases(rows.batch(range(4)).to(model.device), settings.most_open)
-        dense = copy.deepcopy(model.hf) if spread else model.hf.to(accelerator.device)  # FSDP cuts it up in place
-        training = Training(student, dense, rows, settings, accelerator)
-        _train(training, held, folder, show and main)
-
-        # 3. The result
-        done = Student(model, settings, share=False)
-        done.load_state(training.weights(settings.steps))
-        if not settings.learn_bias:
-            done.set_bias(gate_biases(student.hf))
-        for tracker in accelerator.trackers:
-            tracker.finish()
-        trained = done.state()
-        sparse = merged(done)
-        judged = {name: judge(model.hf, sparse, tokens) for name, tokens in looked_at.items()} if main else {}
-        if folder is not None and main:
-            card = write_card(model, sources, settings, settings.steps, judged, begin)
-            write_result(sparse, trained, model, folder, settings, card)
-        accelerator.wait_for_everyone()
-        if folder is None:
-            return Model(f"sparse-{model.name}", sparse, model.tokenizer, describe(sparse))
-        return Model(folder.resolve().name, sparse, model.tokenizer, describe(sparse), str(folder.resolve()))
+            # 3. The result
+            sparse, trained = _trained_model(model, training)
+            judged = {}
+            if folder is not None and main:
+                judged = {name: judge(model.hf, sparse, tokens) for name, tokens in texts.on_card.items()}
+                card = write_card(model, texts.sources, settings, settings.steps, judged, first_run)
+                write_result(sparse, trained, model, folder, settings, card)
+            texts_judged = {name: judgement.as_dict() for name, judgement in judged.items()}
+            run.finish({"kind": "sparsify", "steps": settings.steps, "texts": texts_judged})
+    if folder is None:
+        return Model(f"sparse-{model.name}", sparse, model.tokenizer, describe(sparse))
+    return Model(folder.resolve().name, sparse, model.tokenizer, describe(sparse), str(folder.resolve()))
 
 
-def _train(training: Training, held: dict[str, Tensor], folder: Path | None, show: bool) -> None:
+@dataclass(frozen=True, eq=False)
+class _Texts:
+    """All text of a run as tokens."""
+
+    sources: Sequence[Source]
+    training: Int[Tensor, "sequence token"]
+    held_out: dict[str, Tensor]  # (sequence, token) of each held-out text
+    on_card: dict[str, Tensor]  # what the model card shows: held-out text, or the beginning of the training text
+
+
+def _read_texts(
+    model: Model, text: Source | Sequence[Source], held_out: Source | Sequence[Source], settings: SparsifySettings
+) -> _Texts:
+    sources = [text] if isinstance(text, str | Path) else list(text)
+    check_length(model, settings.length)
+    keep_apart(sources, named(held_out).values())
+
+    def read(source: Source, most: int | None) -> Tensor:
+        return sequences(model.tokenizer, source, settings.length, most)
+
+    # As much of a data set for any number of steps, so that a longer run reads the same text.
+    training = {source: read(source, settings.streamed if files(source) is None else None) for source in sources}
+    most = settings.judge_sequences
+    held = {name: read(source, most) for name, source in named(held_out).items()}
+    trained_on = {f"{name} (trained on)": training[source][:most] for name, source in named(sources).items()}
+    return _Texts(sources, torch.cat([training[source] for source in sources]), held, held or trained_on)
+
+
+def _own_text(model: Model, text: Tensor, settings: SparsifySettings, folder: Path | None, show: bool) -> Tensor:
+    if not settings.self_text:
+        return text[:0]
+
+    def progress(title: str, done: int, total: int) -> None:
+        if show:
+            print(f"{title}: {done} of {total} pieces", flush=True)
+
+    journal = Journal(None if folder is None else folder / "own-text", progress)
+    # The seed is 0 for any seed of the run, because this text is data.
+    return write_text(model, text, settings.self_text, settings.length, 0, journal)
+
+
+def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None, show: bool) -> None:
+    """Make all steps that are not made yet; log, evaluate and save on the way."""
     settings, accelerator = training.settings, training.accelerator
     main = bool(accelerator.is_main_process)
-    checkpoints = None
-    done = 0
+    checkpoints, done = None, 0
     if folder is not None:
         checkpoints = Checkpoints(folder / "checkpoints", main, accelerator.wait_for_everyone)
         done = _restore(training, checkpoints)
-    kept = folder if main else None
-    log = Log(kept, done)
-    judged = Log(kept, done, ("step", *(f"{name} {what}" for name in held for what in JUDGED)), "judged")
+    log_folder = folder if main else None
+    log = Log(log_folder, done)
+    judged = Log(log_folder, done, ("step", *(f"{name} {what}" for name in held_out for what in JUDGED)), "judged")
     tokens = settings.batch * settings.accumulate * settings.length * accelerator.num_processes
     with displayed(show, done, settings.steps) as display:
         for step in range(done, settings.steps):
             start = time.perf_counter()
-            row: Row = {"step": step + 1, **training.step(step)}
-            row["tokens_per_second"] = tokens / (time.perf_counter() - start)
-            log.add(row)
-            display.step(row)
-            accelerator.log(row, step=step + 1)
-            ends = step + 1 == settings.steps
-            if held and (ends or (step + 1) % settings.judge_every == 0):
-                found = _judge(training, held)
-                judged.add({"step": step + 1, **found})
-                accelerator.log(found, step=step + 1)
-                display.say("  ".join(f"{key} {value:.4f}" for key, value in found.items()))
-            if checkpoints is not None and (ends or (step + 1) % settings.checkpoint_every == 0):
+            record: Record = {"step": step + 1, **training.step(step)}
+            record["tokens_per_second"] = tokens / (time.perf_counter() - start)
+            log.add(record)
+            display.step(record)
+            accelerator.log(record, step=step + 1)
+            is_last = step + 1 == settings.steps
+            if held_out and (is_last or (step + 1) % settings.judge_every == 0):
+                numbers = _judge(training, held_out)
+                judged.add({"step": step + 1, **numbers})
+                accelerator.log(numbers, step=step + 1)
+                display.say("  ".join(f"{key} {value:.4f}" for key, value in numbers.items()))
+            if checkpoints is not None and (is_last or (step + 1) % settings.checkpoint_every == 0):
                 checkpoints.write(step + 1, partial(training.save, steps=step + 1))
     log.write_json()
     judged.write_json()
 
 
 def _restore(training: Training, checkpoints: Checkpoints) -> int:
-    """Take up the last checkpoint that can be read, if there are any, and return the number of steps done."""
-    damaged: list[str] = []
+    """Continue from the newest checkpoint that can be read, if there is one, and return the number of steps done."""
+    unreadable: list[str] = []
     for step in reversed(checkpoints.steps()):
         try:
             done = training.restore(checkpoints.path(step))
         except GatelensError as error:
-            damaged.append(str(error))
+            unreadable.append(str(error))
             continue
-        if damaged:
-            warnings.warn(f"{damaged[0]} The run goes on from step {done}.", GatelensWarning, stacklevel=2)
+        if unreadable:
+            warnings.warn(f"{unreadable[0]} The run resumes from step {done}.", GatelensWarning, stacklevel=2)
         return done
-    if damaged:
-        raise GatelensError(f"{damaged[0]} There is no other to go on from: write to another folder.")
+    if unreadable:
+        run = checkpoints.folder.parent
+        raise GatelensError(
+            f"{unreadable[0]} There is no other checkpoint to resume from: give another folder (start='{run}' begins "
+            "with the weights of this run, if they can be read)."
+        )
     return 0
 
 
-JUDGED = ("dense loss", "above dense", "kl", "open")
+JUDGED = ("dense loss", "above dense", "kl", "open", "keys per query")
 
 
-def _judge(training: Training, held: dict[str, Tensor]) -> Row:
+def _judge(training: Training, held_out: dict[str, Tensor]) -> Record:
+    """The numbers on each held-out text, by column."""
     training.student.eval()
-    found: dict[str, Judgement] = {n: judge(training.dense, training.student.hf, t) for n, t in held.items()}
-    return {
-        f"{name} {what}": value
-        for name, j in found.items()
-        for what, value in zip(JUDGED, (j.dense_loss, j.above_dense, j.kl, j.open_share), strict=True)
-    }
+    numbers: Record = {}
+    for name, tokens in held_out.items():
+        judgement = judge(training.dense, training.student.hf, tokens)
+        values = (
+            judgement.dense_loss,
+            judgement.above_dense,
+            judgement.kl,
+            judgement.open_share,
+            judgement.keys_per_query,
+        )
+        numbers |= {f"{name} {what}": value for what, value in zip(JUDGED, values, strict=True)}
+    return numbers
+
+
+def _trained_model(model: Model, training: Training) -> tuple[Any, dict[str, Tensor]]:
+    """The trained Hugging Face model, merged, and its trained parameters by name."""
+    settings = training.settings
+    student = Student(model, settings, share=False)
+    student.load_state(training.weights(settings.steps))
+    if not settings.learn_bias:
+        student.set_bias(gate_biases(training.student.hf))
+    trained = student.state()
+    return merged(student), trained
 
 
 def _last_weights(run: Path) -> dict[str, Tensor]:
@@ -198,35 +260,6 @@ def _last_weights(run: Path) -> dict[str, Tensor]:
         return load_file(last / WEIGHTS)
     except SafetensorError as error:
         raise GatelensError(f"{last} is damaged ({error}): start from another run, or copy this one again.") from error
-
-
-def _read(model: Model, source: Source, settings: SparsifySettings) -> Tensor:
-    """Files whole; of a data set as much whatever the number of steps, so that a longer run reads the same text."""
-    most = settings.streamed if files(source) is None else None
-    return sequences(model.tokenizer, source, settings.length, most)
-
-
-def _held_out(model: Model, sources: Source | Sequence[Source], settings: SparsifySettings) -> dict[str, Tensor]:
-    most = settings.judge_sequences
-    return {name: sequences(model.tokenizer, source, settings.length, most) for name, source in named(sources).items()}
-
-
-def _trained_on(sources: Sequence[Source], texts: Sequence[Tensor], settings: SparsifySettings) -> dict[str, Tensor]:
-    read = dict(zip(sources, texts, strict=True))
-    return {f"{name} (trained on)": read[source][: settings.judge_sequences] for name, source in named(sources).items()}
-
-
-def _own_text(model: Model, read: Tensor, settings: SparsifySettings, folder: Path | None, show: bool) -> Tensor:
-    if not settings.self_text:
-        return read[:0]
-
-    def progress(what: str, done: int, total: int) -> None:
-        if show:
-            print(f"{what}: {done} of {total} pieces", flush=True)
-
-    journal = Journal(None if folder is None else folder / "own-text", progress)
-    # Seed 0, whatever the seed of the run: this text is data.
-    return write_text(model, read, settings.self_text, settings.length, 0, journal)
 
 
 def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
@@ -250,7 +283,8 @@ def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, 
 
 
 @contextmanager
-def _one_sentence(folder: Path | None) -> Iterator[None]:
+def _file_errors(folder: Path | None) -> Iterator[None]:
+    """Turn an error of the operating system about a file into one sentence."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -258,6 +292,6 @@ def _one_sentence(folder: Path | None) -> Iterator[None]:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise GatelensError(
-            f"cannot write to {folder} ({reason}); what was written before is whole: make room, or give another "
-            "folder, and start the same command again."
+            f"cannot write to {folder} ({reason}). Everything that was written before is complete: free some disk "
+            "space and run the same command again to resume, or give another folder."
         ) from error

@@ -6,22 +6,28 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from gatelens.model import Model
 from gatelens.runtime.journal import Journal
 
-PIECE = 32  # sequences written together
-LONGEST = 8  # tokens of text in an opening
+PIECE = 32  # sequences that are written together
+LONGEST_OPENING = 8  # tokens of text
 MARK = "\x00"
 
 
-def write_text(model: Model, text: Tensor, count: int, length: int, seed: int, journal: Journal) -> Tensor:
-    """Sequences sampled from the model at temperature 1: int64 (count, length).
+def write_text(
+    model: Model, text: Int[Tensor, "sequence token"], count: int, length: int, seed: int, journal: Journal
+) -> Int[Tensor, "count length"]:
+    """Sample sequences from the model at temperature 1.
 
-    text: (sequence, token), to take openings from. Openings are, in turn, one token of the vocabulary, one to eight
-    tokens from anywhere in the text and, for a model with a chat template, a chat in which the user comes to speak.
-    Cost: about as many forwards of one token as there are tokens; each piece of 32 sequences is kept in the journal.
+    Openings are, in turn, one token of the vocabulary, one to eight tokens from anywhere in the text and, for a model
+    with a chat template, the beginning of a chat up to the first words of the user. Cost: about as many forward passes
+    of one token as there are tokens. The journal keeps each piece of 32 sequences.
+
+    Arguments:
+        text: where openings are taken from.
     """
     pieces = -(-count // PIECE)
     journal.begin("write own text", pieces)
@@ -30,32 +36,32 @@ def write_text(model: Model, text: Tensor, count: int, length: int, seed: int, j
     for number in range(pieces):
         generator = torch.Generator().manual_seed(seed * 100_003 + number)
         opening = _openings(model, text, chat, number, generator)
-        # Seeded by its number: openings alone do not tell pieces apart, as all chats begin alike.
+        # The seed depends on the number of the piece, because all chats have the same opening.
         compute = partial(_continue, model, opening, length, seed * 100_003 + number)
         written.append(journal.piece(f"text-{number}", compute))
     return torch.cat(written)[:count]
 
 
 def _openings(model: Model, text: Tensor, chat: list[int], number: int, generator: torch.Generator) -> Tensor:
-    """(PIECE, token): all of one kind, so that none is padded."""
+    """(PIECE, token): all of the same kind, so that none is padded."""
     kinds = 3 if chat else 2
     kind = number % kinds
     if kind == 0:
         special = set(model.tokenizer.all_special_ids)
-        # Some models have more rows in their vocabulary than their tokenizer has tokens.
+        # Some models have more embeddings than their tokenizer has tokens.
         known = min(model.hf.config.vocab_size, len(model.tokenizer))
         ordinary = torch.tensor([i for i in range(known) if i not in special])
         return ordinary[torch.randint(len(ordinary), (PIECE, 1), generator=generator)]
     if kind == 1:
         tokens = text.flatten()
-        width = min(len(tokens), 1 + number // kinds % LONGEST)
+        width = min(len(tokens), 1 + number // kinds % LONGEST_OPENING)
         starts = torch.randint(len(tokens) - width + 1, (PIECE, 1), generator=generator)
         return tokens[starts + torch.arange(width)]
     return torch.tensor(chat).expand(PIECE, -1)
 
 
 def _chat_opening(tokenizer: Any) -> list[int]:
-    """What stands before the first words of a user, or nothing for a model without a chat template."""
+    """The tokens before the first words of a user, or none for a model without a chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return []
     chat = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
@@ -65,7 +71,7 @@ def _chat_opening(tokenizer: Any) -> list[int]:
 
 @torch.no_grad()
 def _continue(model: Model, opening: Tensor, length: int, seed: int) -> Tensor:
-    """The openings, continued to `length` tokens by sampling; an end-of-text token is a token like any other."""
+    """Continue the openings to `length` tokens by sampling; an end-of-text token does not end a sequence."""
     opening = opening[:, : length - 1].to(model.device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -10,23 +10,24 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gatelens.sparse.sparsify.log import Row
+from gatelens.sparse.sparsify._log import Record
 
 
 class Display:
-    """Loss, KL, open edges, multiplier, tokens per second and time left."""
+    """Shows loss, KL, open edges, multiplier, tokens per second and time left."""
 
     def __init__(self, done: int, steps: int, progress: Progress | None, console: Console | None) -> None:
         self.done, self.steps, self.console, self.progress = done, steps, console, progress
         self.started, self.first = time.perf_counter(), done
         self.task = None if progress is None else progress.add_task("sparsify", total=steps, completed=done, numbers="")
 
-    def step(self, row: Row) -> None:
+    def step(self, record: Record) -> None:
+        """Show the numbers of a step that was just made."""
         self.done += 1
         numbers = (
-            f"loss {row['cross_entropy']:.3f} ({row['above_dense']:+.3f})  KL {row['kl']:.4f}  "
-            f"open {100 * row['open']:.2f}%  multiplier {row['multiplier']:.3g}  "
-            f"{row['tokens_per_second']:.0f} tokens/s"
+            f"loss {record['cross_entropy']:.3f} ({record['above_dense']:+.3f})  KL {record['kl']:.4f}  "
+            f"open {100 * record['open']:.2f}%  multiplier {record['multiplier']:.3g}  "
+            f"{record['tokens_per_second']:.0f} tokens/s"
         )
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=self.done, numbers=numbers)
@@ -36,12 +37,14 @@ class Display:
             self.say(f"step {self.done}/{self.steps}  {numbers}  {left} left")
 
     def say(self, line: str) -> None:
+        """Print a line, if anything is shown."""
         if self.console is not None:
             self.console.print(line, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def displayed(show: bool, done: int, steps: int) -> Iterator[Display]:
+    """A display for the steps from `done` to `steps`; without `show` it shows nothing."""
     console = Console() if show else None
     if console is None or not console.is_terminal:
         yield Display(done, steps, None, console)
