@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import gatelens
 from gatelens.errors import GatelensError
 from gatelens.model import Model
-from gatelens.model.anatomy import family_of
+from gatelens.model.families import family_of
 from gatelens.sparse.adapters import apply_adapter, base_weights, write_adapter
 from gatelens.sparse.in_model import GateValues, gate_values
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
-from gatelens.model.anatomy import family_of
+from gatelens.model.families import family_of
 from gatelens.sparse.adapters import adapter_name
 from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse
 from gatelens.sparse.recording import record_open
