@@ -22,6 +22,7 @@ from gatelens.measures.contrast_result import TwoTaskSettings, load_contrast
 from gatelens.measures.mediation import compare_runs, compare_with_patching
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.methods.contrast import ContrastSettings, fit_contrast
+from gatelens.runtime.files import read_json, write_json
 from gatelens.tasks.base import Example, ResponseTask
 from gatelens.tasks.batches import split
 
@@ -210,6 +211,22 @@ def test_two_ways_of_asking_from_the_command_to_the_file(
     lines = (run / "gates.csv").read_text().splitlines()
     assert len(lines) == 1 + again.contrast.gates[0].numel()
     assert not (run / "pieces").exists()
+
+
+def test_a_contrast_of_version_0_1_still_opens(stories: Model, tmp_path: Path) -> None:
+    settings = TwoTaskSettings(n=4, seeds=1, updates=1)
+    result = find_contrast(stories, "syntax", "induction", settings, out=tmp_path)
+    saved = read_json(tmp_path / "result.json")
+    assert saved.pop("schema_version") == 2
+    names = {"keep_open": "keep open", "lose_open": "lose open", "keep_gated": "kept", "lose_gated": "lost"}
+    write_json(tmp_path / "result.json", {names.get(key, key): value for key, value in saved.items()})
+    again = load_contrast(tmp_path)
+    assert (again.keep, again.lose, again.settings) == (result.keep, result.lose, settings)
+    assert (again.contrast.keep_open, again.contrast.lose_open) == (
+        result.contrast.keep_open,
+        result.contrast.lose_open,
+    )
+    assert torch.equal(again.contrast.gates, result.contrast.gates)
 
 
 def test_too_few_examples_to_hold_out() -> None:
