@@ -12,7 +12,8 @@ import gatelens
 from bench.rows import Row, quick, say
 from bench.timing import ratios
 from gatelens import GatelensError, Model
-from gatelens.gates.heads import capture, run_heads
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.runs import capture
 from gatelens.model.anatomy import describe
 
 PROMPTS, LENGTH = 8, 16

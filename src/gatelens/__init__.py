@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
     from gatelens.gates.roles import HeadRoles as HeadRoles
-    from gatelens.jobs.circuit import CircuitSettings as CircuitSettings
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.roles import find_roles as find_roles
     from gatelens.loading.loader import load as load
     from gatelens.measures.ablation import AblationCurve as AblationCurve
     from gatelens.measures.ablation import ablation_curve as ablation_curve
+    from gatelens.measures.circuit_result import CircuitSettings as CircuitSettings
     from gatelens.measures.curves import Curve as Curve
     from gatelens.measures.curves import CurveSettings as CurveSettings
     from gatelens.measures.curves import explained_effect as explained_effect

@@ -12,7 +12,7 @@ import pytest
 from commands import run
 
 from gatelens import cli
-from gatelens.jobs.circuit import load_circuit
+from gatelens.measures.circuit_result import load_circuit
 
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -63,13 +63,13 @@ class TestMistakes:
             (["MODEL", "lines.jsonl"], "lines.jsonl"),
             (["MODEL", "induction", "--level", "neurons"], "neurons"),
             (["MODEL", "induction", "--method", "acdc"], "acdc"),
-            (["MODEL", "induction", "--steps", "0"], "steps is at least 1"),
-            (["MODEL", "induction", "--n", "-4"], "n is at least 1"),
-            (["MODEL", "induction", "--sample", "-1"], "sample is at least 0"),
+            (["MODEL", "induction", "--steps", "0"], "steps is 0: it must be at least 1"),
+            (["MODEL", "induction", "--n", "-4"], "n is -4: it must be at least 1"),
+            (["MODEL", "induction", "--sample", "-1"], "sample is -1: it must be at least 0"),
             (["MODEL", "induction", "--threshold", "2"], "threshold"),
-            (["MODEL", "induction", "--memory-gb", "0"], "memory_gb is a number above 0"),
+            (["MODEL", "induction", "--memory-gb", "0"], "memory_gb is 0.0: it must be above 0"),
             (["MODEL", "induction", "--source", "noise"], "noise"),
-            (["MODEL", "induction", "--level", "attention", "--source", "mean"], "attention edges have no mean"),
+            (["MODEL", "induction", "--level", "attention", "--source", "mean"], "no source 'mean' for attention"),
             (["MODEL", "induction", "--dtype", "int8"], "no dtype 'int8'"),
             (["MODEL", "induction", "--device", "abacus"], "abacus"),
             (["MODEL", "induction", "--option", "length"], "no task option"),

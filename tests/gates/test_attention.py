@@ -12,10 +12,12 @@ from toys import random_task
 
 import gatelens
 from gatelens import GatelensError, Model
-from gatelens.gates.attention import capture_attention, run_attention
-from gatelens.gates.heads import capture, run_heads
+from gatelens.gates.attention_runs import capture_attention, run_attention
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.runs import capture
 from gatelens.methods.attribution import attribute_attention
 from gatelens.methods.patching import patch_attention
+from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import make_sparse, record_open
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -138,7 +140,9 @@ class TestGates:
         shape = (3, 3, *full(family).shape[2:])
         gates = torch.rand(shape, generator=torch.Generator().manual_seed(0))
         wanted = run_attention(family, BOTH[0], gates, source)
-        torch.testing.assert_close(run_attention(family, BOTH[0], gates, source, memory_gb=1e-9), wanted, **CLOSE)
+        torch.testing.assert_close(
+            run_attention(family, BOTH[0], gates, source, context=Context(1e-9)), wanted, **CLOSE
+        )
         for prompt in range(3):
             one = slice(prompt, prompt + 1)
             alone = run_attention(family, BOTH[0][one], gates[:, one], capture_attention(family, BOTH[1][one]))

@@ -11,9 +11,11 @@ from torch import Tensor
 from toys import PLAIN, plain_run, random_task
 
 from gatelens import GatelensError, Model
-from gatelens.gates.edges import capture_components, run_edges, with_sources
-from gatelens.measures.top_k import EdgeCircuits
+from gatelens.gates import EDGES
+from gatelens.gates.edge_runs import capture_components, run_edges, with_sources
+from gatelens.measures.top_k import Circuits
 from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt
@@ -152,7 +154,7 @@ class TestHowItIsRun:
         wanted = run_edges(family, BOTH[0], gates, corrupt)
         ways: dict[str, Callable[[], Tensor]] = {
             "alone": lambda: torch.cat([run_edges(family, BOTH[0], row[None], corrupt) for row in gates]),
-            "little memory": lambda: run_edges(family, BOTH[0], gates, corrupt, memory_gb=1e-9),
+            "little memory": lambda: run_edges(family, BOTH[0], gates, corrupt, context=Context(1e-9)),
             "start": lambda: run_edges(family, BOTH[0], gates[2:], corrupt, start=clean),
             "alone from the start": lambda: torch.cat(
                 [run_edges(family, BOTH[0], row[None], corrupt, start=clean) for row in gates]
@@ -191,13 +193,13 @@ def test_pruning_does_not_change_a_circuit(name: str) -> None:
     graph = Graph.of(model.anatomy)
     order = graph.edges.flatten().nonzero()[:, 0]
     order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(0))]
-    ours = EdgeCircuits(model, task, order, "corrupt", 2.0)
+    ours = Circuits(EDGES, model, task, [order])
     bucket = ours.batches[0]
     ks = [len(order) // 10, len(order) // 5, len(order) // 2]
     kept = torch.zeros(len(ks), graph.edges.numel(), dtype=torch.bool)
     for row, k in zip(kept, ks, strict=True):
         row[order[:k]] = True
-    pruned = ours.kept(ks)
+    pruned = ours.gates(0, ks)
     assert pruned.sum() < kept.sum()
     corrupt = capture_components(model, bucket.corrupt)
     unpruned = run_edges(model, bucket.clean, kept.unflatten(1, graph.edges.shape), corrupt)

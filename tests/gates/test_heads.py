@@ -13,7 +13,9 @@ from families import CONFIGS, LENGTH, prompts, tiny, wrap
 from torch import Tensor
 
 from gatelens import GatelensError, Model
-from gatelens.gates.heads import capture, mean_heads, run_heads
+from gatelens.gates.head_runs import mean_heads, run_heads
+from gatelens.gates.runs import capture
+from gatelens.runtime.context import Context
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -185,12 +187,12 @@ class TestGradients:
 
         def gradient(part: Tensor, memory_gb: float = 2.0) -> Tensor:
             part = part.clone().requires_grad_()
-            logits = run_heads(model, tokens, part, memory_gb=memory_gb)
+            logits = run_heads(model, tokens, part, context=Context(memory_gb))
             return torch.autograd.grad(logits.square().sum(), part)[0]
 
         wanted = torch.cat([gradient(row) for row in gates.split(1)])
         torch.testing.assert_close(gradient(gates), wanted, **CLOSE)
-        torch.testing.assert_close(gradient(gates, memory_gb=1e-9), wanted, **CLOSE)
+        torch.testing.assert_close(gradient(gates, 1e-9), wanted, **CLOSE)
 
     def test_half_precision_gates_keep_float32_gradients(self) -> None:
         model = wrap(tiny("llama").hf.to(torch.bfloat16))
@@ -223,7 +225,7 @@ class TestRows:
         wanted = run_heads(model, tokens, gates, source)
         sizes: list[int] = []
         handle = model.hf.get_input_embeddings().register_forward_hook(lambda _, args, out: sizes.append(len(out)))
-        found = run_heads(model, tokens, gates, source, memory_gb=1e-9)
+        found = run_heads(model, tokens, gates, source, context=Context(1e-9))
         handle.remove()
         assert sizes == [3] * 5
         torch.testing.assert_close(found, wanted, **CLOSE)
@@ -256,7 +258,7 @@ class TestPrefixReuse:
         source = capture(family, prompts(seed=1)).heads
         wanted = run_heads(family, tokens, gates, source, logits_at="all")
         clean = capture(family, tokens)
-        found = run_heads(family, tokens, gates, source, start=clean, logits_at="all", memory_gb=memory_gb)
+        found = run_heads(family, tokens, gates, source, start=clean, logits_at="all", context=Context(memory_gb))
         torch.testing.assert_close(found, wanted, **CLOSE)
 
     def test_same_numbers_and_gradients_for_gates_that_are_learned(self) -> None:

@@ -7,8 +7,9 @@ import torch
 from families import prompts, tiny
 from torch import Tensor, nn
 
-from gatelens.gates.heads import capture, run_heads
+from gatelens.gates.head_runs import run_heads
 from gatelens.gates.hooks import Hooks
+from gatelens.gates.runs import capture
 
 
 def traces(module: nn.Module) -> list[tuple[object, ...]]:

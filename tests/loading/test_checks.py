@@ -12,7 +12,7 @@ from families import tiny, wrap
 from torch import Tensor
 
 from gatelens import GatelensError, Model
-from gatelens.gates import heads
+from gatelens.gates import head_runs
 from gatelens.loading._checks import check_model
 from gatelens.model.families import FAMILIES, NormKind
 from gatelens.sparse.in_model import make_sparse
@@ -67,7 +67,7 @@ def test_a_wrong_entry_is_detected(
 
 
 def test_a_gate_that_scales_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_mix", lambda gates, source: lambda z: z * (1 + 1e-6))
+    monkeypatch.setattr(head_runs, "_mix", lambda gates, source: lambda z: z * (1 + 1e-6))
     with pytest.raises(
         GatelensError, match="with all head gates at 1 its logits differ from those of plain Hugging Face by up"
     ):

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import gatelens
 from gatelens import GatelensError, Model
-from gatelens.gates.heads import capture, run_heads
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.runs import capture
 from gatelens.loading import loader
 
 

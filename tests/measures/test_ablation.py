@@ -12,9 +12,9 @@ from scipy import stats
 
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.cli import main
+from gatelens.gates.heads import HeadScores
 from gatelens.gates.responses import response_log_probs
 from gatelens.gates.roles import KINDS, HeadRoles
-from gatelens.gates.scores import HeadScores
 from gatelens.jobs.contrast import find_contrast
 from gatelens.jobs.roles import find_roles
 from gatelens.measures.ablation import AblationCurve, ablation_curve, ablation_order

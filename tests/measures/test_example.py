@@ -11,7 +11,7 @@ from families import tiny
 from toys import random_task
 
 import gatelens.measures.example
-from gatelens.gates.attention import attention_patterns, capture_attention
+from gatelens.gates.attention_runs import attention_patterns, capture_attention
 from gatelens.measures.example import load_example, save_example
 from gatelens.model import Model
 from gatelens.sparse.in_model import make_sparse

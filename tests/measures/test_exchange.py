@@ -12,9 +12,9 @@ from families import tiny
 from toys import random_task
 
 from gatelens import GatelensError
-from gatelens.gates.scores import EdgeScores
+from gatelens.gates.edges import EdgeScores
 from gatelens.measures.exchange import read_graph, write_graph
-from gatelens.measures.top_k import circuits
+from gatelens.measures.top_k import Circuits
 from gatelens.model.graph import Graph
 
 GRAPHS = {"plain": Graph(3, 2, 2), "shared keys": Graph(2, 4, 2), "parallel": Graph(2, 2, 2, parallel=True)}
@@ -103,7 +103,7 @@ def test_a_circuit_of_others_can_be_evaluated(tmp_path: Path) -> None:
     graph = Graph.of(model.anatomy)
     (tmp_path / "graph.json").write_text(json.dumps(by_hand()))
     scores, _ = read_graph(tmp_path / "graph.json", graph)
-    ours = circuits(model, task, scores)
+    ours = Circuits.of(model, task, scores)
     assert ours.metric(0, [0, 3, graph.n_edges]).shape == (3, 3)
 
 

@@ -8,11 +8,15 @@ from families import tiny
 from toys import random_task
 
 from gatelens import GatelensError
-from gatelens.gates.attention import capture_attention, run_attention
-from gatelens.gates.edges import capture_components, run_edges, with_sources
-from gatelens.gates.heads import capture, run_heads
-from gatelens.gates.scores import AttentionScores, EdgeScores, HeadScores, rank
-from gatelens.measures.top_k import circuits
+from gatelens.gates.attention import AttentionScores
+from gatelens.gates.attention_runs import capture_attention, run_attention
+from gatelens.gates.edge_runs import capture_components, run_edges, with_sources
+from gatelens.gates.edges import EdgeScores
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.heads import HeadScores
+from gatelens.gates.level import rank
+from gatelens.gates.runs import capture
+from gatelens.measures.top_k import Circuits
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model.components import Head
 from gatelens.model.graph import Graph
@@ -39,11 +43,11 @@ class TestRank:
     def test_the_best_by_name(self) -> None:
         scores = torch.zeros(3, 4)
         scores[1, 2], scores[0, 3] = -3.0, 2.0
-        assert HeadScores(scores, "").top(2) == [Head(1, 2), Head(0, 3)]
-        assert HeadScores(scores, "").top(1, "signed") == [Head(0, 3)]
+        assert HeadScores(scores, "").top(2) == [(Head(1, 2), "L1H2", -3.0), (Head(0, 3), "L0H3", 2.0)]
+        assert [gate for gate, *_ in HeadScores(scores, "").top(1, "signed")] == [Head(0, 3)]
         edges = torch.zeros(GRAPH.edges.shape)
         edges[GRAPH.edge("L0H1 -> L1KV1.k")] = -1.5
-        assert EdgeScores(edges, GRAPH, "").top(1) == [("L0H1 -> L1KV1.k", -1.5)]
+        assert EdgeScores(edges, GRAPH, "").top(1) == [(GRAPH.edge("L0H1 -> L1KV1.k"), "L0H1 -> L1KV1.k", -1.5)]
 
 
 def in_order(metric_of_bucket: list[torch.Tensor]) -> torch.Tensor:
@@ -54,9 +58,9 @@ def in_order(metric_of_bucket: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("complement", [False, True])
 class TestMetric:
     def test_heads(self, source: str, complement: bool) -> None:
-        ours = circuits(MODEL, TASK, HEADS, "absolute", source)
+        ours = Circuits.of(MODEL, TASK, HEADS, "absolute", source)
         gates = torch.zeros(1, 3, 4)
-        for head in HEADS.top(5):
+        for head, _, _ in HEADS.top(5):
             gates[0, head.layer, head.index] = 1
         gates = 1 - gates if complement else gates
         runs = [capture(MODEL, bucket.corrupt).heads for bucket in TASK.buckets]
@@ -68,10 +72,11 @@ class TestMetric:
         assert ours.counts([0, 5, 12]) == [0, 5, 12]
 
     def test_edges(self, source: str, complement: bool) -> None:
-        ours = circuits(MODEL, TASK, EDGES, "absolute", source)
+        ours = Circuits.of(MODEL, TASK, EDGES, "absolute", source)
         kept = torch.zeros(1, *GRAPH.edges.shape, dtype=torch.bool)
-        for name, _ in EDGES.top(80):
-            kept[(0, *GRAPH.edge(name))] = True
+        for edge, name, _ in EDGES.top(80):
+            assert GRAPH.edge(name) == edge
+            kept[(0, *edge)] = True
         kept = GRAPH.on_a_path(GRAPH.edges & ~kept if complement else kept)
         runs = [capture_components(MODEL, bucket.corrupt) for bucket in TASK.buckets]
         mean = torch.cat([run.sources.flatten(1, 2) for run in runs], 1).mean(1)[:, None, None]
@@ -90,10 +95,10 @@ class TestMetric:
         values = [torch.randn(there.shape, generator=generator) * there for there in edges]
         scores = AttentionScores(values, edges, "by hand")
         if source == "mean":
-            with pytest.raises(GatelensError, match="attention edges have no mean"):
-                circuits(MODEL, TASK, scores, "absolute", source)
+            with pytest.raises(GatelensError, match="no source 'mean' for attention edges"):
+                Circuits.of(MODEL, TASK, scores, "absolute", source)
             return
-        ours = circuits(MODEL, TASK, scores, "absolute", source)
+        ours = Circuits.of(MODEL, TASK, scores, "absolute", source)
         for i, bucket in enumerate(TASK.buckets):
             least = values[i].abs().flatten(1).sort(descending=True).values[:, 9]  # each prompt's tenth
             gates = (values[i].abs() >= least[:, None, None, None, None]) & edges[i]
@@ -108,21 +113,22 @@ class TestMetric:
 class TestRandom:
     @pytest.mark.parametrize("scores", [HEADS, EDGES], ids=["heads", "edges"])
     def test_has_the_same_gates_in_another_order(self, scores: HeadScores | EdgeScores) -> None:
-        ours = circuits(MODEL, TASK, scores)
+        ours = Circuits.of(MODEL, TASK, scores)
         other = ours.shuffled(0)
-        assert sorted(other.order.tolist()) == sorted(ours.order.tolist())
-        assert other.order.tolist() != ours.order.tolist()
-        assert other.order.tolist() == ours.shuffled(0).order.tolist()
-        assert other.order.tolist() != ours.shuffled(1).order.tolist()
+        assert sorted(other.orders[0].tolist()) == sorted(ours.orders[0].tolist())
+        assert other.orders[0].tolist() != ours.orders[0].tolist()
+        assert other.orders[0].tolist() == ours.shuffled(0).orders[0].tolist()
+        assert other.orders[0].tolist() != ours.shuffled(1).orders[0].tolist()
 
     def test_does_not_know_the_scores(self) -> None:
         flipped = HeadScores(HEADS.scores.flip(0), "by hand")
         assert torch.equal(
-            circuits(MODEL, TASK, HEADS).shuffled(3).order, circuits(MODEL, TASK, flipped).shuffled(3).order
+            Circuits.of(MODEL, TASK, HEADS).shuffled(3).orders[0],
+            Circuits.of(MODEL, TASK, flipped).shuffled(3).orders[0],
         )
 
 
 def test_a_sample_is_no_ranking_of_all_gates() -> None:
     for scores in (patch_heads(MODEL, TASK, sample=2), patch_edges(MODEL, TASK, 2), patch_attention(MODEL, TASK, 2)):
         with pytest.raises(GatelensError, match="only a sample of the gates has scores"):
-            circuits(MODEL, TASK, scores)
+            Circuits.of(MODEL, TASK, scores)

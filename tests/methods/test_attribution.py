@@ -14,13 +14,16 @@ from toys import PLAIN, PLANTED, linear, plain_run, planted, planted_task, rando
 
 import gatelens
 from gatelens import GatelensError, Model
-from gatelens.gates.attention import capture_attention, run_attention
-from gatelens.gates.edges import capture_components, run_edges
-from gatelens.gates.heads import capture, run_heads
-from gatelens.gates.scores import EdgeScores, Scores
+from gatelens.gates.attention_runs import capture_attention, run_attention
+from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.edges import EdgeScores
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.level import Scores
+from gatelens.gates.runs import capture
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import make_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
 
@@ -173,7 +176,7 @@ class TestSplitting:
     def test_memory(self, level: str, kind: int) -> None:
         method = LEVELS[level][kind]
         model, task = tiny("llama", num_hidden_layers=2), random_task(n=3, lengths=(4, 3))
-        assert off(numbers(method(model, task, memory_gb=1e-9)), numbers(method(model, task))) < 1e-5
+        assert off(numbers(method(model, task, context=Context(1e-9))), numbers(method(model, task))) < 1e-5
 
     @pytest.mark.parametrize("steps", [1, 3])
     def test_order(self, steps: int) -> None:
@@ -233,7 +236,7 @@ class TestPlanted:
     def test_its_heads_are_found(self) -> None:
         model, task = planted(), planted_task()
         for scores in (patch_heads(model, task), attribute_heads(model, task, steps=8)):
-            assert {str(head) for head in scores.top(2)} == {"L0H2", "L1H1"}
+            assert {name for _, name, _ in scores.top(2)} == {"L0H2", "L1H1"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

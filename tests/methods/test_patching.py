@@ -8,12 +8,15 @@ from families import tiny
 from toys import random_task
 
 from gatelens import GatelensError, Model
-from gatelens.gates.attention import capture_attention, run_attention
-from gatelens.gates.edges import capture_components, run_edges
-from gatelens.gates.heads import capture, run_heads
-from gatelens.measures.top_k import EdgeCircuits
+from gatelens.gates import EDGES
+from gatelens.gates.attention_runs import capture_attention, run_attention
+from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.head_runs import run_heads
+from gatelens.gates.runs import capture
+from gatelens.measures.top_k import Circuits
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -83,7 +86,7 @@ class TestEdges:
         patched = patch_edges(model, task(), sample=12)
         for place in patched.measured.flatten().nonzero()[:, 0]:
             order = torch.cat([edges[edges != place], place[None]])
-            ours = EdgeCircuits(model, task(), order, "corrupt", 2.0)
+            ours = Circuits(EDGES, model, task(), [order])
             kept, everything = torch.zeros(2)
             for i in range(len(ours.batches)):
                 both = ours.metric(i, [len(edges) - 1, len(edges)]).sum(1)
@@ -118,7 +121,7 @@ class TestAttention:
     def test_a_sample_of_each_prompt_does_not_depend_on_the_split(self) -> None:
         model = tiny("llama", num_hidden_layers=2)
         whole, some = patch_attention(model, task()), patch_attention(model, task(), 7)
-        split = patch_attention(model, task(), 7, memory_gb=1e-9)
+        split = patch_attention(model, task(), 7, context=Context(1e-9))
         for i in range(2):
             assert (some.edges[i].flatten(1).sum(1) == 7).all()
             assert torch.equal(some.edges[i], split.edges[i])

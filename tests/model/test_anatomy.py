@@ -10,7 +10,7 @@ from families import CONFIGS, LENGTH, VOCAB, prompts, tiny, wrap
 from torch import Tensor
 
 from gatelens import GatelensError, Head, Model
-from gatelens.gates.heads import capture
+from gatelens.gates.runs import capture
 from gatelens.model._norm import Norm
 from gatelens.model.anatomy import describe
 from gatelens.model.families import FAMILIES, family_of

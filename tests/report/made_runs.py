@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gatelens.gates.roles import KINDS
-from gatelens.jobs.circuit import CircuitSettings
+from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.curve_files import save_curve
 from gatelens.measures.curves import Curve
-from gatelens.measures.results import save_curve
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.measures.validity import Validity
 from gatelens.model.graph import Graph
@@ -58,7 +58,7 @@ def circuit_run(
     settings = CircuitSettings(level=level, n=3, method="eap")  # type: ignore[arg-type]
     total = graph.n_edges if level == "edges" else graph.n_layers * graph.n_heads
     folder.mkdir(parents=True)
-    _asked(folder, "circuit", model, task, asdict(settings))
+    _asked(folder, "circuit", model, task, settings.model_dump(mode="json"))
     save_curve(curve(level, total, needed), folder)
     write_tensors(folder / "scores.safetensors", {"seed-0.scores": scores})
     _example(folder, graph, tokens, sparse, generator)
@@ -68,10 +68,10 @@ def circuit_run(
         "task": task,
         "sparse": sparse,
         "graph": asdict(graph),
-        "settings": asdict(settings),
+        "settings": settings.model_dump(mode="json"),
         "count": needed,
         "total": total,
-        "validity": asdict(validity),
+        "validity": validity.model_dump(mode="json"),
         "seconds": 1.0,
     }
     write_json(folder / "result.json", result)

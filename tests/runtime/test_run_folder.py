@@ -30,9 +30,13 @@ def test_a_finished_folder_is_complete_and_holds_no_leftovers(tmp_path: Path) ->
 
 
 def test_a_run_that_was_interrupted_resumes_with_its_pieces(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path, ASKED) as run:
-        run.context().piece("a", lambda: torch.ones(2))
-        raise KeyboardInterrupt
+    def stop_half_way() -> None:
+        with RunFolder(tmp_path, ASKED) as run:
+            run.context().piece("a", lambda: torch.ones(2))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
     with RunFolder(tmp_path, ASKED) as again:
         assert not again.complete
         assert again.context().piece("a", lambda: torch.zeros(2)).tolist() == [1, 1]
@@ -52,6 +56,31 @@ def test_other_files_are_refused_and_stay(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").read_text() == "mine"
     with pytest.raises(GatelensError, match="is a file"):
         RunFolder(tmp_path / "mine.txt", ASKED).__enter__()
+
+
+def test_what_a_killed_start_left_does_not_count_as_other_files(tmp_path: Path) -> None:
+    (tmp_path / ".asked.json.123.tmp").write_text("{")
+    with RunFolder(tmp_path, ASKED) as run:
+        assert not run.complete
+
+
+def test_a_folder_below_a_file_and_a_damaged_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(GatelensError, match="cannot write to"):
+        RunFolder(tmp_path / "file" / "folder", ASKED).__enter__()
+    (tmp_path / "file").unlink()
+    (tmp_path / "asked.json").write_text("{")
+    with pytest.raises(GatelensError, match="the folder is damaged"):
+        RunFolder(tmp_path, ASKED).__enter__()
+
+
+def test_a_refused_request_changes_nothing_in_the_folder(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, ASKED) as run:
+        run.finish({})
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(GatelensError, match="give another folder"):
+        RunFolder(tmp_path, {**ASKED, "kind": "other"}).__enter__()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_two_processes_are_kept_apart(tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ from gatelens.runtime.settings import EXECUTION, REQUIRED, SettingField, Setting
 
 
 class Example(Settings):
-    steps: int = Field(5, ge=1)
-    rate: tuple[float, float] = Field((0.1, 0.01))
+    steps: int = Field(default=5, ge=1)
+    rate: tuple[float, float] = Field(default=(0.1, 0.01))
     level: Literal["heads", "edges"] = "heads"
-    memory_gb: float = Field(4.0, gt=0, json_schema_extra=EXECUTION)
+    memory_gb: float = Field(default=4.0, gt=0, json_schema_extra=EXECUTION)
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"steps": 0}, "steps is 0: it must be greater than or equal to 1."),
-        ({"steps": 2.5}, "steps is 2.5: it must be a valid integer."),
-        ({"steps": "3"}, "steps is '3': it must be a valid integer."),
-        ({"steps": True}, "steps is True: it must be a valid integer."),
+        ({"steps": 0}, "steps is 0: it must be at least 1."),
+        ({"steps": 2.5}, "steps is 2.5: it must be a whole number."),
+        ({"steps": "3"}, "steps is '3': it must be a whole number."),
+        ({"steps": True}, "steps is True: it must be a whole number."),
         ({"memory_gb": float("nan")}, "memory_gb is nan: it must be a finite number."),
         ({"stpes": 3}, "no setting 'stpes': did you mean 'steps'? There are steps, rate, level, memory_gb."),
         ({"level": "head"}, "no level 'head': did you mean 'heads'? There are heads, edges."),

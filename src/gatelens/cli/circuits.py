@@ -51,7 +51,7 @@ def effect(
     ],
     n: Annotated[int, typer.Option(help="prompts")] = 64,
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
-    memory_gb: Annotated[float, typer.Option(help="memory for runs, in GB")] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="memory budget for runs, in GB")] = 4.0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
@@ -61,12 +61,13 @@ def effect(
     from gatelens.measures.curves import edges_effect
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph
+    from gatelens.runtime.context import Context
     from gatelens.tasks import task as make_task
 
     loaded = load(model)
     shape = Graph.of(loaded.anatomy)
     _, kept = read_graph(graph, shape)
     made = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
-    inside, rest = edges_effect(loaded, made, kept, memory_gb=memory_gb)  # type: ignore[arg-type]
+    inside, rest = edges_effect(loaded, made, kept, context=Context(memory_gb))  # type: ignore[arg-type]
     counted = int(shape.on_a_path(kept[None]).sum())
     print(f"{counted:,} of {shape.n_edges:,} edges on a path explain {inside:.3f}; all others explain {rest:.3f}")

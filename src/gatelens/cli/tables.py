@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from gatelens.gates.scores import EdgeScores, HeadScores
-from gatelens.jobs.circuit import CircuitResult
+from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.mediation import PatchingComparison
 from gatelens.measures.roles_result import RolesResult
@@ -173,11 +172,4 @@ def _or_dash(value: float | None, more: str = "") -> str:
 
 
 def _best(result: CircuitResult, k: int = 5) -> list[str]:
-    if not result.scores:
-        return []
-    scores = result.scores[0]
-    if isinstance(scores, HeadScores):
-        return [f"{head}  {scores.scores[head.layer, head.index]:+.3f}" for head in scores.top(k)]
-    if isinstance(scores, EdgeScores):
-        return [f"{name}  {value:+.3f}" for name, value in scores.top(k)]
-    return []
+    return [f"{gate.name}  {gate.score:+.3f}" for gate in result.scores[0].top(k)] if result.scores else []

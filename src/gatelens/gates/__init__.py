@@ -1,0 +1,25 @@
+"""Run a model with gates: hooks, runs, gradients, and one file for each level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gatelens.errors import GatelensError
+from gatelens.gates.attention import ATTENTION
+from gatelens.gates.edges import EDGES
+from gatelens.gates.heads import HEADS
+from gatelens.gates.level import Level
+from gatelens.runtime.settings import unknown_name
+
+LEVELS: dict[str, Level[Any]] = {level.name: level for level in (HEADS, EDGES, ATTENTION)}
+"""All levels by name."""
+
+
+def level_named(name: str) -> Level[Any]:
+    """The level with this name; an error lists the names that exist."""
+    if name not in LEVELS:
+        raise GatelensError(unknown_name("level", name, LEVELS))
+    return LEVELS[name]
+
+
+__all__ = ["ATTENTION", "EDGES", "HEADS", "LEVELS", "level_named"]

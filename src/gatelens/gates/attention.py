@@ -1,176 +1,200 @@
-"""Run a model with gates on its attention edges.
+"""The level of attention edges: a gate lets the contribution p_ij v_j of one key to one query pass, or replaces it.
 
-The attention edge (layer, head, query, key) is the contribution p_ij v_j to the head's output z_i. A gate of 0 takes it
-away or puts the corrupt run's p_ij v_j in its place; nothing is renormalised. The attention is computed here, in the
-plain way that shows p, through transformers' attention interface; which keys are visible is the model's own mask. In
-a sparse model the closed edges are no edges: p is 0 there already.
+Gates: (row, prompt, layer, head, query, key). Every prompt has edges of its own: the keys that are visible to a query
+and, in a sparse model, open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
 
-from gatelens.errors import GatelensError
-from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, repeat
+from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
+from gatelens.gates.gradients import Metric, z_gradients
+from gatelens.gates.level import Cost, GateSet, Level, Ranking, Scores, Source, log_grid
+from gatelens.gates.runs import capture, gradient_numbers
 from gatelens.model import Model
-from gatelens.sparse.in_model import bias_of, is_sparse
-
-_NAME = "gatelens-edges"
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From weights p (run, head, query, key), where edges are (same, bool), and values (run, head, key, dim) to z."""
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionRun:
-    """The attention of one plain run."""
-
-    weights: Sequence[Tensor]  # p of each layer: (prompt, head, query, key)
-    values: Sequence[Tensor]  # v of each layer, one for each head: (prompt, head, key, dim)
-    edges: Tensor  # (prompt, layer, head, query, key) bool: visible and, in a sparse model, open
-    logits: Tensor  # (prompt, vocab), at the last position
+from gatelens.model.components import Head
+from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
+from gatelens.runtime.precision import widen
+from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.batches import join
 
 
-@torch.no_grad()
-def capture_attention(model: Model, tokens: Tensor) -> AttentionRun:
-    """Run the model and keep all attention weights and values. Cost: 1 forward, and memory of (T, T) per head."""
-    weights: list[Tensor] = []
-    values: list[Tensor] = []
-    edges: list[Tensor] = []
+class AttentionEdge(NamedTuple):
+    """One key that one query of a head attends to, in one prompt (in the order of the task's buckets)."""
 
-    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
-        weights.append(p)
-        values.append(v)
-        edges.append(there.expand_as(p).cpu())
-        return p @ v
-
-    with Hooks() as hooks:
-        _intercept(model, hooks, [keep] * model.n_layers)
-        logits = forward(model, tokens, None, hooks, "last")
-    return AttentionRun(weights, values, torch.stack(edges, 1), logits)
-
-
-@torch.no_grad()
-def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """All attention weights of a plain run and where edges are: (prompt, layer, head, query, key), on the CPU.
-
-    The weights are those of the softmax over all visible keys; in a sparse model also where the gate is closed.
-    Cost: 1 forward.
-    """
-    weights: list[Tensor] = []
-    edges: list[Tensor] = []
-
-    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
-        edges.append(there.expand_as(p).cpu())
-        return p @ v
-
-    with Hooks() as hooks:
-        _intercept(model, hooks, [keep] * model.n_layers, before_gates=lambda p: weights.append(p.cpu()))
-        forward(model, tokens, None, hooks, "last")
-    return torch.stack(weights, 1), torch.stack(edges, 1)
-
-
-@torch.no_grad()
-def run_attention(
-    model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None = None, *, memory_gb: float = 2.0
-) -> Tensor:
-    """Logits at the last position under each row of gates: (row, prompt, vocab).
-
-    gates: (row, prompt, layer, head, query, key), or 1 in place of prompt; 1 is the run's own contribution, 0 the
-    source's (None: nothing). Cost per row: 1 forward with plain attention.
-    """
-    length = tokens.shape[1]
-    wanted = (model.n_layers, model.n_heads, length, length)
-    if gates.ndim != 6 or tuple(gates.shape[2:]) != wanted or gates.shape[1] not in (1, len(tokens)):
-        raise GatelensError(
-            f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens have the shape (row, "
-            f"{len(tokens)}, {', '.join(map(str, wanted))}): row, prompt, layer, head, query, key; "
-            f"these have {tuple(gates.shape)}."
-        )
-    at_once = max(1, int(memory_gb * 1e9 // (4 * len(tokens) * attention_numbers(model, length))))
-    return torch.cat([_run_rows(model, tokens, part, source) for part in gates.split(at_once)])
-
-
-def attention_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: its gates, and a few layers' worth of weights and streams."""
-    gates = (model.n_layers + 6) * model.n_heads * length**2
-    return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
-
-
-def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None) -> Tensor:
-    rows = len(gates)
-
-    def gated(layer: int) -> Attend:
-        def attend(p: Tensor, _: Tensor, v: Tensor) -> Tensor:
-            g = gates[:, :, layer].expand(-1, len(tokens), -1, -1, -1).flatten(0, 1).to(p)
-            z = (g * p) @ v
-            if source is not None:
-                z += ((1 - g) * repeat(source.weights[layer], rows)) @ repeat(source.values[layer], rows)
-            return z
-
-        return attend
-
-    with Hooks() as hooks:
-        _intercept(model, hooks, [gated(layer) for layer in range(model.n_layers)])
-        return forward(model, tokens, None, hooks, "last", rows).unflatten(0, (rows, -1))
-
-
-def _intercept(
-    model: Model, hooks: Hooks, attends: Sequence[Attend], before_gates: Callable[[Tensor], None] | None = None
-) -> None:
-    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` is shown the softmax."""
-    config = model.hf.config
-    own, sparse = config._attn_implementation, is_sparse(model.hf)
-    config._attn_implementation = _NAME
-    hooks.callback(setattr, config, "_attn_implementation", own)
-    for block, attend in zip(model.anatomy.blocks, attends, strict=True):
-        bias = bias_of(block.attention) if sparse else None
-        block.attention.edge_gates = _EdgeGates(attend, bias, before_gates)  # type: ignore[assignment]
-        hooks.callback(delattr, block.attention, "edge_gates")
+    prompt: int
+    head: Head
+    query: int
+    key: int
 
 
 @dataclass(frozen=True, eq=False)
-class _EdgeGates:
-    """What an attention module carries while it is intercepted."""
+class AttentionScores(Scores):
+    """How much each attention edge of each prompt matters, for each bucket of the task."""
 
-    attend: Attend
-    bias: Tensor | None  # (head,) of a sparse model
-    before_gates: Callable[[Tensor], None] | None = None
+    scores: Sequence[Shaped[Tensor, "prompt layer head query key"]]
+    edges: Sequence[Bool[Tensor, "prompt layer head query key"]]  # where an edge exists; in a sample: was scored
+    method: str
+    sampled: bool = False
+
+    @property
+    def level(self) -> Attention:
+        return ATTENTION
+
+    @property
+    def is_sample(self) -> bool:
+        return self.sampled
+
+    def gate_sets(self) -> list[GateSet]:
+        buckets = zip(self.scores, self.edges, strict=True)
+        return [GateSet(*prompt) for bucket in buckets for prompt in zip(*bucket, strict=True)]
+
+    def gate(self, number: int, position: int) -> tuple[AttentionEdge, str]:
+        shape = self.gate_sets()[number].scores.shape
+        layer, head, query, key = (int(index) for index in torch.unravel_index(torch.tensor(position), shape))
+        edge = AttentionEdge(number, Head(layer, head), query, key)
+        return edge, f"prompt {number}: {edge.head}, query {query} <- key {key}"
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for i, (scores, edges) in enumerate(zip(self.scores, self.edges, strict=True)):
+            tensors |= {f"bucket-{i}.scores": scores, f"bucket-{i}.edges": edges}
+        return tensors
+
+    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " head"]:
+        """How many of a prompt's top k edges each head has, mean over prompts.
+
+        Edges belong to prompts, which differ between task seeds, so that single edges cannot be compared.
+        """
+        heads = []
+        for order, gate_set in zip(self.orders(by), self.gate_sets(), strict=True):
+            n_layers, n_heads, n_queries, n_keys = gate_set.scores.shape
+            numbers = order[:k] // (n_queries * n_keys)
+            heads.append(torch.bincount(numbers, minlength=n_layers * n_heads).float())
+        return torch.stack(heads).mean(0)
+
+    def by_head(self) -> Float[Tensor, "layer head"]:
+        """The sum of the scores of a head's edges, mean over prompts."""
+        sums = [scores.sum((3, 4)) for scores in self.scores]
+        return torch.cat(sums).mean(0)
 
 
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Plain softmax attention in transformers' signature; the mask is added and always there."""
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
-    edges = (attention_mask == 0).expand_as(scores)
-    p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
-    if gates.before_gates is not None:
-        gates.before_gates(p)
-    if gates.bias is not None:
-        edges = edges & (scores + gates.bias[:, None, None] > 0)
-        p = p * edges
-    return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+class Attention(Level[AttentionScores]):
+    """Gates on attention edges."""
+
+    name, noun = "attention", "attention edges"
+    sources = ("corrupt", "zero")
+    shared = False
+    cost = Cost(captures=4, patch=1.0, circuit=1.0)
+
+    def shape(self, model: Model, length: int) -> tuple[int, ...]:
+        return model.n_layers, model.n_heads, length, length
+
+    def n_gates(self, graph: Graph, length: int) -> int:
+        return graph.n_layers * graph.n_heads * length * (length + 1) // 2
+
+    def positions(self, model: Model, *runs: AttentionRun) -> list[Int[Tensor, " gate"]]:
+        # An edge that is closed in both runs of a sparse model does not exist.
+        return [edges.flatten().nonzero()[:, 0] for edges in torch.stack([run.edges for run in runs]).any(0)]
+
+    def grid(self, total: int, points: int = 0) -> list[int]:
+        return log_grid(total, points or 32)
+
+    def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> AttentionRun:
+        return capture_attention(model, tokens)
+
+    def closed(
+        self, model: Model, tokens: Int[Tensor, "prompt position"], source: Source, mean: Callable[[], Any]
+    ) -> AttentionRun | None:
+        return None if source == "zero" else capture_attention(model, tokens)
+
+    def reads(self, run: AttentionRun) -> AttentionRun:
+        return run
+
+    def run(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "prompt position"],
+        gates: Shaped[Tensor, "row prompt layer head query key"],
+        closed: AttentionRun | None,
+        *,
+        start: AttentionRun | None = None,
+        context: Context,
+    ) -> Float[Tensor, "row prompt vocab"]:
+        return run_attention(model, tokens, gates, closed, context=context)
+
+    def attribute(
+        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
+    ) -> Shaped[Tensor, "prompt 2 layer head query key"]:
+        """(p_ij v_j - corrupt p_ij v_j) . d metric / d z_i of every edge; behind it, 1 where an edge exists."""
+        clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
+        clean_attention = capture_attention(model, batch.clean)
+        corrupt_attention = capture_attention(model, batch.corrupt)
+        edges = clean_attention.edges | corrupt_attention.edges
+        scores = torch.zeros(edges.shape, dtype=model.wide_dtype)
+        for point in points:
+            gradients = z_gradients(model, batch.clean, metric, clean.embedding_towards(corrupt, point))
+            change = _along(clean_attention, gradients) - _along(corrupt_attention, gradients)
+            scores += change / len(points)
+        return torch.stack([scores, edges.to(scores)], 1)
+
+    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> AttentionScores:
+        buckets = join(task, pieces)
+        return AttentionScores([both[:, 0] for both in buckets], [both[:, 1].bool() for both in buckets], method)
+
+    def patched(
+        self,
+        model: Model,
+        task: CircuitTask,
+        scores: Sequence[Tensor],
+        measured: Sequence[Tensor],
+        method: str,
+        sampled: bool,
+    ) -> AttentionScores:
+        rest = list(zip(scores, measured, strict=True))
+        buckets: list[tuple[Tensor, Tensor]] = []
+        for bucket in task.buckets:
+            shape = self.shape(model, bucket.clean.shape[1])
+            prompts, rest = rest[: len(bucket)], rest[len(bucket) :]
+            values, masks = (torch.stack(list(part)).unflatten(1, shape) for part in zip(*prompts, strict=True))
+            buckets.append((values, masks))
+        return AttentionScores([values for values, _ in buckets], [masks for _, masks in buckets], method, sampled)
+
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> AttentionScores:
+        n_buckets = sum(name.endswith(".scores") for name in tensors)
+        scores, edges = ([tensors[f"bucket-{i}.{kind}"] for i in range(n_buckets)] for kind in ("scores", "edges"))
+        return AttentionScores(scores, edges, method)
+
+    def row_numbers(self, model: Model, length: int) -> int:
+        return attention_numbers(model, length)
+
+    def closed_numbers(self, model: Model, length: int) -> int:
+        return 3 * attention_numbers(model, length)
+
+    def attribute_numbers(self, model: Model, length: int) -> int:
+        return gradient_numbers(model, length) + attention_numbers(model, length)
+
+    def rows_at_once(self, model: Model) -> int:
+        return 8
 
 
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, eager_mask)
+def _along(
+    run: AttentionRun, gradients: Sequence[Shaped[Tensor, "prompt query head dim"]]
+) -> Shaped[Tensor, "prompt layer head query key"]:
+    """p_ij v_j . (gradient at z_i) for every edge."""
+    layers = [
+        widen(p) * torch.einsum("bihd,bhjd->bhij", widen(gradient), widen(v))
+        for p, v, gradient in zip(run.weights, run.values, gradients, strict=True)
+    ]
+    return torch.stack([layer.cpu() for layer in layers], 1)
+
+
+ATTENTION = Attention()

@@ -1,233 +1,172 @@
-"""Run a model with gates on the edges between its components.
+"""The level of edges between components: a destination reads a source's clean output or its corrupt one.
 
-A destination's input is the residual stream before the norm. With gates g it is
-
-    reference stream + sum over sources of g * (source's output in this run - its output in the reference run)
-
-where the reference is the corrupt run (or zero, or a mean). The norm is recomputed on the mixed input, and each head's
-q, k and v inputs are mixed separately. Where all gates of a layer's inputs are 1 the model's own stream is left alone,
-so that a fully open graph is the plain Hugging Face model to the last bit.
+Gates: (row, source, destination), numbered as in `Graph`; only real edges count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gatelens.errors import GatelensError
-from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, skip_to
+from gatelens.gates.edge_gradients import EdgeAttribution
+from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
+from gatelens.gates.gradients import Metric
+from gatelens.gates.level import Cost, GateSet, Level, Scores, Source, log_grid, top_masks
+from gatelens.gates.runs import gradient_numbers
 from gatelens.model import Model
-from gatelens.model.anatomy import TransformerBlock
 from gatelens.model.graph import Graph
-from gatelens.runtime.precision import widen
+from gatelens.runtime.context import Context
+from gatelens.tasks.base import Bucket, CircuitTask
 
-Write = Callable[[int, Tensor], None]
-"""Called as write(first source, outputs) with outputs (source, prompt, position, width)."""
+
+class ComponentEdge(NamedTuple):
+    """An edge by the numbers of its source and destination in the `Graph`."""
+
+    source: int
+    destination: int
 
 
 @dataclass(frozen=True, eq=False)
-class Components:
-    """What every source wrote and every destination read in one run; float32."""
+class EdgeScores(Scores):
+    """How much each edge between components matters, mean over prompts; 0 where there is no edge."""
 
-    sources: Tensor  # (source, prompt, position, width)
-    attention_inputs: Sequence[Tensor]  # the stream that each layer's attention reads: (prompt, position, width)
-    mlp_inputs: Sequence[Tensor]  # the stream that each layer's MLP reads
-    final: Tensor  # the stream that the logits read
-    logits: Tensor  # (prompt, vocab), at the last position
+    scores: Shaped[Tensor, "source destination"]
+    graph: Graph
+    method: str
+    measured: Bool[Tensor, "source destination"] | None = None  # None: all edges were scored
 
+    @property
+    def level(self) -> Edges:
+        return EDGES
 
-@torch.no_grad()
-def capture_components(model: Model, tokens: Tensor) -> Components:
-    """One plain run, taken apart. Cost: 1 forward and the heads' contributions (one more output projection)."""
-    anatomy = model.anatomy
-    sources = new_sources(model, tokens)
-    attention_inputs: list[Tensor] = []
-    mlp_inputs: list[Tensor] = []
-    finals: list[Tensor] = []
-    with Hooks() as hooks:
-        hook_sources(model, hooks, lambda start, out: copy_into(sources[start : start + len(out)], out))
-        for block in anatomy.blocks:
-            hooks.before(block.layer, lambda stream: attention_inputs.append(widen(stream).to(model.device)))
-            hooks.before(block.mlp_start, lambda stream: mlp_inputs.append(widen(stream).to(model.device)))
-        hooks.before(anatomy.final_norm.part, lambda stream: finals.append(widen(stream).to(model.device)))
-        logits = forward(model, tokens, None, hooks, "last")
-    return Components(sources, attention_inputs, mlp_inputs, finals[0], logits)
+    @property
+    def is_sample(self) -> bool:
+        return self.measured is not None
 
+    def gate_sets(self) -> list[GateSet]:
+        return [GateSet(self.scores, self.graph.edges if self.measured is None else self.measured)]
 
-def hook_sources(model: Model, hooks: Hooks, write: Write, layers: range | None = None) -> None:
-    """Hand what every source writes to ``write``: the embedding's output (where layer 0 is among the layers), the
-    heads' contributions and the MLPs' outputs."""
-    anatomy, graph = model.anatomy, Graph.of(model.anatomy)
-    cut = (anatomy.n_heads, anatomy.head_dim)
+    def gate(self, number: int, position: int) -> tuple[ComponentEdge, str]:
+        edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
+        return edge, f"{self.graph.source_names[edge.source]} -> {self.graph.destination_names[edge.destination]}"
 
-    def watch(layer: int, block: TransformerBlock) -> None:
-        def heads(z: Tensor) -> None:
-            with torch.no_grad():
-                write(graph.heads(layer).start, anatomy.contributions(block, z.detach().unflatten(-1, cut)))
-
-        hooks.before(block.out, heads)
-        hooks.after(block.mlp_end, lambda out: write(graph.mlp(layer), out.detach()[None]))
-
-    for layer in range(anatomy.n_layers) if layers is None else layers:
-        if layer == 0:
-            hooks.before(anatomy.blocks[0].layer, lambda stream: write(0, stream.detach()[None]))
-        watch(layer, anatomy.blocks[layer])
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scores": self.scores}
 
 
-def new_sources(model: Model, tokens: Tensor) -> Tensor:
-    """Room for what every source writes: (source, prompt, position, width)."""
-    n_sources = Graph.of(model.anatomy).n_sources
-    return torch.empty(n_sources, *tokens.shape, model.anatomy.width, device=model.device, dtype=model.wide_dtype)
+class Edges(Level[EdgeScores]):
+    """Gates on edges between components."""
 
+    name, noun = "edges", "edges"
+    sources = ("corrupt", "mean", "zero")
+    shared = True
+    cost = Cost(captures=2, patch=1.0, circuit=1.75)
 
-def copy_into(to: Tensor, what: Tensor) -> None:
-    """Copy across devices and dtypes."""
-    to.copy_(what)
+    def shape(self, model: Model, length: int) -> tuple[int, ...]:
+        graph = Graph.of(model.anatomy)
+        return graph.n_sources, graph.n_destinations
 
+    def n_gates(self, graph: Graph, length: int) -> int:
+        return graph.n_edges
 
-def with_sources(run: Components, sources: Tensor, graph: Graph) -> Components:
-    """The run as it would be read if its sources had written ``sources`` instead (zeros, or their means).
+    def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " gate"]]:
+        """By destination, so that edges that are patched together share the layers below them."""
+        graph = Graph.of(model.anatomy)
+        destinations, sources = graph.edges.T.nonzero(as_tuple=True)
+        return [sources * graph.n_destinations + destinations]
 
-    What is left of a stream when its sources are taken away are the biases; they stay.
-    """
-    change = torch.cat([torch.zeros_like(run.sources[:1]), (sources - run.sources).cumsum(0)])
-    attention = [run.attention_inputs[n] + change[graph.heads(n).start] for n in range(graph.n_layers)]
-    mlp = [run.mlp_inputs[n] + change[int(graph.reads[graph.mlp_input(n)])] for n in range(graph.n_layers)]
-    return Components(sources.expand_as(run.sources), attention, mlp, run.final + change[-1], run.logits)
+    def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
+        return int(self.prune(model, self.masks(model, order, [k])).sum())
 
+    def masks(
+        self, model: Model, order: Int[Tensor, " gate"], ks: Sequence[int], complement: bool = False
+    ) -> Bool[Tensor, "row source destination"]:
+        """The edges of each top-k circuit, including those on no path from the embedding to the logits."""
+        shape = self.shape(model, 0)
+        return top_masks(order, ks, shape[0] * shape[1], complement).unflatten(1, shape)
 
-@torch.no_grad()
-def run_edges(
-    model: Model,
-    tokens: Tensor,
-    gates: Tensor,
-    reference: Components,
-    *,
-    start: Components | None = None,
-    memory_gb: float = 2.0,
-) -> Tensor:
-    """Logits at the last position under each row of gates: (row, prompt, vocab).
+    def prune(
+        self, model: Model, gates: Bool[Tensor, "row source destination"]
+    ) -> Bool[Tensor, "row source destination"]:
+        """Remove edges on no path from the embedding to the logits: they carry nothing."""
+        return Graph.of(model.anatomy).on_a_path(gates)
 
-    gates: (row, source, destination), 1 for the run's own output, 0 for the reference's; only real edges count.
-    start: the plain run of the same tokens, taken apart; layers below the first closed edge are then not run again.
-    Cost per row: about 1.5 to 2 forwards for a circuit spread over the model, less with ``start``.
-    """
-    graph = Graph.of(model.anatomy)
-    if gates.ndim != 3 or tuple(gates.shape[1:]) != (graph.n_sources, graph.n_destinations) or len(gates) == 0:
-        raise GatelensError(
-            f"edge gates of {model.name} have the shape (row, {graph.n_sources}, {graph.n_destinations}): row, "
-            f"source, destination; these have {tuple(gates.shape)}."
+    def grid(self, total: int, points: int = 0) -> list[int]:
+        return log_grid(total, points or 32)
+
+    def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Components:
+        return capture_components(model, tokens)
+
+    def closed(
+        self, model: Model, tokens: Int[Tensor, "prompt position"], source: Source, mean: Callable[[], Any]
+    ) -> Components:
+        run = capture_components(model, tokens)
+        if source == "corrupt":
+            return run
+        sources = torch.zeros_like(run.sources[:, :1, :1]) if source == "zero" else mean()
+        return with_sources(run, sources, Graph.of(model.anatomy))
+
+    def mean(
+        self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]
+    ) -> Float[Tensor, "source 1 1 width"]:
+        token_batches = list(batches)
+        sums = [capture_components(model, tokens).sources.sum((1, 2)) for tokens in token_batches]
+        n_tokens = sum(tokens.numel() for tokens in token_batches)
+        return torch.stack(sums).sum(0)[:, None, None] / n_tokens
+
+    def reads(self, run: Components) -> Components:
+        return run
+
+    def run(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "prompt position"],
+        gates: Shaped[Tensor, "row source destination"],
+        closed: Components,
+        *,
+        start: Components | None = None,
+        context: Context,
+    ) -> Float[Tensor, "row prompt vocab"]:
+        return run_edges(model, tokens, gates, closed, start=start, context=context)
+
+    def attribute(
+        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
+    ) -> Shaped[Tensor, "source destination"]:
+        return EdgeAttribution(model, batch, metric).scores(points)
+
+    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> EdgeScores:
+        return EdgeScores(torch.stack(list(pieces)).sum(0) / len(task), Graph.of(model.anatomy), method)
+
+    def patched(
+        self,
+        model: Model,
+        task: CircuitTask,
+        scores: Sequence[Tensor],
+        measured: Sequence[Tensor],
+        method: str,
+        sampled: bool,
+    ) -> EdgeScores:
+        graph, shape = Graph.of(model.anatomy), self.shape(model, 0)
+        return EdgeScores(scores[0].view(shape), graph, method, measured[0].view(shape) if sampled else None)
+
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> EdgeScores:
+        return EdgeScores(tensors["scores"], graph, method)
+
+    def row_numbers(self, model: Model, length: int) -> int:
+        return edge_numbers(model, length)
+
+    def closed_numbers(self, model: Model, length: int) -> int:
+        return length * model.anatomy.width * Graph.of(model.anatomy).n_sources
+
+    def attribute_numbers(self, model: Model, length: int) -> int:
+        return (
+            gradient_numbers(model, length) + (Graph.of(model.anatomy).n_sources + 128) * model.anatomy.width * length
         )
-    at_once = max(1, int(memory_gb * 1e9 // (4 * len(tokens) * edge_numbers(model, tokens.shape[1]))))
-    parts = [_EdgeRun(model, graph, part, reference, start).logits(tokens) for part in gates.split(at_once)]
-    return torch.cat(parts)
 
 
-def edge_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: every source's difference and one layer's mixed inputs."""
-    graph = Graph.of(model.anatomy)
-    copies = graph.n_sources + 4 * graph.attention_inputs(0).stop + 16
-    return length * model.anatomy.width * copies + 2 * int(model.hf.config.vocab_size)
-
-
-class _EdgeRun:
-    """One batch of rows on its way through the model."""
-
-    def __init__(
-        self, model: Model, graph: Graph, gates: Tensor, reference: Components, start: Components | None
-    ) -> None:
-        self.model, self.graph, self.reference, self.start = model, graph, reference, start
-        self.gates = gates.to(reference.sources)
-        self.rows = len(gates)
-        closed = ((self.gates != 1) & graph.edges.to(self.gates.device)).any(0).any(0)  # (destination,)
-        self.closed_attention = [bool(closed[graph.attention_inputs(n)].any()) for n in range(graph.n_layers)]
-        self.closed_mlp = [bool(closed[graph.mlp_input(n)]) for n in range(graph.n_layers)]
-        self.closed_logits = bool(closed[graph.logits])
-        touched = [a or m for a, m in zip(self.closed_attention, self.closed_mlp, strict=True)] + [True]
-        # Below the first touched layer all rows are the plain run, and one difference serves them all.
-        self.first = min(touched.index(True), graph.n_layers - 1) if start is not None else 0
-        self.n_shared = graph.heads(self.first).start if start is not None else 0
-        # Above the last touched layer nothing is read from the differences.
-        self.last = (
-            graph.n_layers if self.closed_logits else max((n for n, t in enumerate(touched[:-1]) if t), default=0)
-        )
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        anatomy, graph, reference = self.model.anatomy, self.graph, self.reference
-        shape = (*tokens.shape, anatomy.width)
-        new = reference.sources.new_empty
-        # How far each source is from the reference's: (source, ...) where all rows share it, (row, source, ...) else.
-        self.shared = new(0, *shape)
-        self.own = new(self.rows, graph.n_sources - self.n_shared, *shape)
-        self.mixed = new(graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
-        with Hooks() as hooks:
-            if self.start is not None:
-                self.shared = self.start.sources[: self.n_shared] - reference.sources[: self.n_shared]
-                stream = self.start.attention_inputs[self.first].to(self.model.dtype)
-                skip_to(self.model, self.first, stream, hooks, self.rows)
-            hook_sources(self.model, hooks, self._write, range(self.first, min(self.last + 1, graph.n_layers)))
-            for layer in range(self.first, graph.n_layers):
-                self._hook_inputs(layer, anatomy.blocks[layer], hooks)
-            if self.closed_logits:
-                hooks.before(
-                    anatomy.final_norm.part, lambda stream: self._one(graph.logits, self.reference.final).to(stream)
-                )
-            return forward(self.model, tokens, None, hooks, "last", self.rows).unflatten(0, (self.rows, -1))
-
-    def _write(self, start: int, outputs: Tensor) -> None:
-        if start < self.n_shared:  # the embedding, when layer 0 is the first touched: it is shared
-            return
-        reference = self.reference.sources[start : start + len(outputs)]
-        by_row = outputs.to(reference.device).unflatten(1, (self.rows, -1)).transpose(0, 1)
-        at = start - self.n_shared
-        torch.sub(by_row, reference, out=self.own[:, at : at + len(outputs)])
-
-    def _hook_inputs(self, layer: int, block: TransformerBlock, hooks: Hooks) -> None:
-        if self.closed_attention[layer]:
-            projected: list[Tensor] = []
-            hooks.before(block.layer, lambda stream: self._project(layer, block, stream, projected))
-            for module in block.qkv:
-                hooks.instead(module, lambda *_: projected.pop(0))
-        if self.closed_mlp[layer]:
-            at, stream = self.graph.mlp_input(layer), self.reference.mlp_inputs[layer]
-            hooks.before(block.mlp_start, lambda own: self._one(at, stream).to(own))
-
-    def _mix(self, row: int, destinations: slice, stream: Tensor) -> Tensor:
-        """One row's inputs of destinations that read the same sources: (destination, prompt, position, width).
-
-        Row by row, in room that every call uses again: all rows at once would not stay in the processor's cache.
-        """
-        n = int(self.graph.reads[destinations.start])
-        mixed = self.mixed[: destinations.stop - destinations.start]
-        gates = self.gates[row, :n, destinations].T  # (destination, source)
-        own = self.own[row, : n - self.n_shared].flatten(1)
-        torch.addmm(stream.reshape(1, -1), gates[:, self.n_shared :], own, out=mixed.flatten(1))
-        if self.n_shared:
-            mixed.flatten(1).addmm_(gates[:, : self.n_shared], self.shared.flatten(1))
-        return mixed
-
-    def _one(self, destination: int, stream: Tensor) -> Tensor:
-        """The input of one destination: (row * prompt, position, width)."""
-        place = slice(destination, destination + 1)
-        return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
-
-    def _project(self, layer: int, block: TransformerBlock, stream: Tensor, projected: list[Tensor]) -> None:
-        """Put what the query, key and value projections give for the mixed inputs of every head."""
-        anatomy = self.model.anatomy
-        place, reference = self.graph.attention_inputs(layer), self.reference.attention_inputs[layer]
-        projections = anatomy.projections(block)
-        rows: list[list[Tensor]] = [[], [], []]  # q, k, v: (prompt, position, head, dim) of each row
-        for row in range(self.rows):
-            normed = block.before_attention(self._mix(row, place, reference).to(stream.device, stream.dtype))
-            parts = normed.split([len(projection.weight) for projection in projections])
-            for into, projection, x in zip(rows, projections, parts, strict=True):
-                out = torch.bmm(x.flatten(1, 2), projection.weight.transpose(1, 2))
-                if projection.bias is not None:
-                    out += projection.bias[:, None]
-                into.append(out.transpose(0, 1).unflatten(0, x.shape[1:3]))
-        q, k, v = (torch.cat(part) for part in rows)
-        projected[:] = anatomy.fuse(q, k, v)
+EDGES = Edges()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Edit, Hooks
 from gatelens.gates.runs import forward
 from gatelens.model import Model
@@ -16,13 +15,6 @@ from gatelens.model.anatomy import TransformerBlock
 
 Metric = Callable[[Tensor], Tensor]
 """From logits (prompt, vocab) at the last position to one number for each prompt."""
-
-
-def midpoints(steps: int) -> list[float]:
-    """Where the path from corrupt (0) to clean (1) is evaluated. One step is the clean end: plain attribution."""
-    if steps < 1:
-        raise GatelensError(f"the number of steps is at least 1, not {steps}: 1 is plain attribution, more a path.")
-    return [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
 
 
 def differentiate(

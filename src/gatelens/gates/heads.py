@@ -1,119 +1,157 @@
-"""Run a model with gates on its heads.
+"""The level of heads: a gate mixes a head's output with its source.
 
-A head gate g mixes the head's output z with a source: ``z <- g * z + (1 - g) * source``. The source is zero, a
-mean, or another run's output (the corrupt run's). Gates carry a leading row axis: many circuits in one batch.
+Gates: (row, layer, head). Embedding and MLPs always run on the clean prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gatelens.errors import GatelensError
-from gatelens.gates.hooks import Edit, Hooks
-from gatelens.gates.runs import LogitsAt, Run, capture, forward, rows_that_fit, skip_to
+from gatelens.gates.gradients import Metric, z_gradients
+from gatelens.gates.head_runs import HeadSource, run_heads
+from gatelens.gates.level import Cost, GateSet, Level, Scores, Source
+from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
 from gatelens.model import Model
-
-__all__ = ["HeadSource", "Run", "capture", "mean_heads", "run_heads"]
-
-HeadSource = Sequence[Tensor] | None
-"""What a closed gate lets through, for each layer: a tensor that broadcasts to (prompt, position, head, dim),
-e.g. ``corrupt.heads`` of a captured run, or :func:`mean_heads` of one. None is zero."""
-
-
-def run_heads(
-    model: Model,
-    tokens: Tensor,
-    gates: Tensor,
-    source: HeadSource = None,
-    *,
-    mask: Tensor | None = None,
-    start: Run | None = None,
-    logits_at: LogitsAt = "last",
-    memory_gb: float | None = 2.0,
-) -> Tensor:
-    """Logits of the prompts under each row of gates: (row, prompt, vocab), or (row, ..., vocab) as ``logits_at`` says.
-
-    gates: (row, layer, head); 1 is the clean output, 0 the source's. They may require gradients.
-    start: the plain run of the same tokens; layers below the first closed gate are then not run again.
-    Rows are evaluated together as far as the memory budget allows. Cost: at most 1 forward per row.
-    """
-    _check_gates(model, gates)
-    if start is not None and (not start.streams or start.tokens.shape != tokens.shape):
-        raise GatelensError("start is a run of other prompts, or was captured without streams: capture these prompts.")
-    n_logits = tokens.numel() if logits_at == "all" else len(tokens)
-    n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
-    grad = gates.requires_grad and torch.is_grad_enabled()
-    at_once = rows_that_fit(model, tokens, n_logits, grad=grad, memory_gb=memory_gb)
-    if start is None or grad:
-        return torch.cat([_run_rows(model, tokens, g, source, mask, start, logits_at) for g in gates.split(at_once)])
-    # Rows that share their first closed layer share the layers that are left out.
-    first = _first_closed(gates)
-    order = first.argsort(stable=True)
-    groups = [part for same in order.split(first.bincount().tolist()) for part in same.split(at_once) if len(part)]
-    parts = [_run_rows(model, tokens, gates[part], source, mask, start, logits_at) for part in groups]
-    return torch.cat(parts)[order.argsort().to(parts[0].device)]
+from gatelens.model.components import Head
+from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
+from gatelens.runtime.precision import widen
+from gatelens.tasks.base import Bucket, CircuitTask
 
 
-def _first_closed(gates: Tensor) -> Tensor:
-    """The lowest layer of each row with a gate that is not 1; the last layer where there is none."""
-    closed = (gates != 1).any(2)
-    closed[:, -1] = True
-    return closed.int().argmax(1)
+@dataclass(frozen=True, eq=False)
+class HeadScores(Scores):
+    """How much each head matters for a task, in units of the metric, mean over prompts."""
+
+    scores: Shaped[Tensor, "layer head"]
+    method: str
+    measured: Bool[Tensor, "layer head"] | None = None  # None: all heads were scored
+
+    @property
+    def level(self) -> Heads:
+        return HEADS
+
+    @property
+    def is_sample(self) -> bool:
+        return self.measured is not None
+
+    def gate_sets(self) -> list[GateSet]:
+        every = torch.ones_like(self.scores, dtype=torch.bool)
+        return [GateSet(self.scores, every if self.measured is None else self.measured)]
+
+    def gate(self, number: int, position: int) -> tuple[Head, str]:
+        head = Head(*divmod(position, self.scores.shape[1]))
+        return head, str(head)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scores": self.scores}
+
+    def by_head(self) -> Float[Tensor, "layer head"]:
+        return self.scores
 
 
-def _run_rows(
-    model: Model,
-    tokens: Tensor,
-    gates: Tensor,
-    source: HeadSource,
-    mask: Tensor | None,
-    start: Run | None,
-    logits_at: LogitsAt,
-) -> Tensor:
-    rows = len(gates)
-    # A gate that is learned matters also while it is 1.
-    touched = [True] * model.n_layers if gates.requires_grad else (gates != 1).flatten(2).any(2).any(0).tolist()
-    with torch.set_grad_enabled(gates.requires_grad and torch.is_grad_enabled()), Hooks() as hooks:
-        if start is not None:
-            first = touched.index(True) if True in touched else model.n_layers - 1
-            skip_to(model, first, start.streams[first], hooks, rows)
-        for layer, block in enumerate(model.anatomy.blocks):
-            if touched[layer]:
-                hooks.before(block.out, _mix(gates[:, layer], None if source is None else source[layer]))
-        logits = forward(model, tokens, mask, hooks, logits_at, rows)
-    return logits.unflatten(0, (rows, -1))
+class Heads(Level[HeadScores]):
+    """Gates on heads."""
+
+    name, noun = "heads", "heads"
+    sources = ("corrupt", "mean", "zero")
+    shared = True
+    cost = Cost(captures=2, patch=0.5, circuit=1.0)
+
+    def shape(self, model: Model, length: int) -> tuple[int, ...]:
+        return model.n_layers, model.n_heads
+
+    def n_gates(self, graph: Graph, length: int) -> int:
+        return graph.n_layers * graph.n_heads
+
+    def positions(self, model: Model, *runs: Run) -> list[Int[Tensor, " gate"]]:
+        return [torch.arange(model.n_layers * model.n_heads)]
+
+    def grid(self, total: int, points: int = 0) -> list[int]:
+        """Every number up to 150 and then every tenth, or numbers that are evenly spaced."""
+        if not points:
+            return sorted({*range(min(total, 150) + 1), *range(150, total, 10), total})
+        return sorted({round(i * total / (points - 1)) for i in range(points)})
+
+    def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Run:
+        return capture(model, tokens)
+
+    def closed(
+        self, model: Model, tokens: Int[Tensor, "prompt position"], source: Source, mean: Callable[[], Any]
+    ) -> HeadSource:
+        if source == "zero":
+            return None
+        means: HeadSource = mean() if source == "mean" else capture(model, tokens, streams=False).heads
+        return means
+
+    def mean(self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]) -> HeadSource:
+        runs = [capture(model, tokens, streams=False).heads for tokens in batches]
+        return [torch.cat([run[layer].flatten(0, 1) for run in runs]).mean(0) for layer in range(model.n_layers)]
+
+    def reads(self, run: Run) -> HeadSource:
+        return run.heads
+
+    def run(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "prompt position"],
+        gates: Shaped[Tensor, "row layer head"],
+        closed: HeadSource,
+        *,
+        start: Run | None = None,
+        context: Context,
+    ) -> Float[Tensor, "row prompt vocab"]:
+        return run_heads(model, tokens, gates.float(), closed, start=start, context=context)
+
+    def attribute(
+        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
+    ) -> Shaped[Tensor, "layer head"]:
+        """(clean z - corrupt z) . d metric / d z of every head, summed over prompts and positions."""
+        clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
+        scores = torch.zeros(model.n_layers, model.n_heads, dtype=model.wide_dtype)
+        for point in points:
+            gradients = z_gradients(model, batch.clean, metric, clean.embedding_towards(corrupt, point))
+            for layer, gradient in enumerate(gradients):
+                change = widen(clean.heads[layer]) - widen(corrupt.heads[layer])
+                scores[layer] += torch.einsum("bthd,bthd->h", change, widen(gradient)).cpu() / len(points)
+        return scores
+
+    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> HeadScores:
+        return HeadScores(torch.stack(list(pieces)).sum(0) / len(task), method)
+
+    def patched(
+        self,
+        model: Model,
+        task: CircuitTask,
+        scores: Sequence[Tensor],
+        measured: Sequence[Tensor],
+        method: str,
+        sampled: bool,
+    ) -> HeadScores:
+        shape = (model.n_layers, model.n_heads)
+        return HeadScores(scores[0].view(shape), method, measured[0].view(shape) if sampled else None)
+
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> HeadScores:
+        return HeadScores(tensors["scores"], method)
+
+    def row_numbers(self, model: Model, length: int) -> int:
+        return length * numbers_per_token(model)
+
+    def closed_numbers(self, model: Model, length: int) -> int:
+        return 3 * self.row_numbers(model, length)
+
+    def attribute_numbers(self, model: Model, length: int) -> int:
+        return gradient_numbers(model, length)
+
+    def rows_at_once(self, model: Model) -> int:
+        """The heads of one layer: larger batches leave the processor's cache and gain nothing."""
+        return model.n_heads
 
 
-def _mix(gates: Tensor, source: Tensor | None) -> Edit:
-    """The edit of one layer's z (row * prompt, position, head * dim) by its gates (row, head)."""
-    rows, heads = gates.shape
-
-    def edit(z: Tensor) -> Tensor:
-        own = z.unflatten(-1, (heads, -1)).unflatten(0, (rows, -1))
-        # In float32 also for a half-precision model: gates near 1 and their gradients would be lost otherwise.
-        open_ = gates.to(z.device, torch.promote_types(z.dtype, torch.float32))[:, None, None, :, None]
-        mixed = own * open_
-        if source is not None:
-            mixed = mixed + (1 - open_) * source.to(z.device)
-        return mixed.to(z.dtype).view_as(z)
-
-    return edit
-
-
-def mean_heads(run: Run) -> list[Tensor]:
-    """Each head's mean output over all real tokens of a run: (head, dim) for each layer."""
-    if run.mask is None:
-        return [z.mean((0, 1)) for z in run.heads]
-    return [z[run.mask.to(z.device, torch.bool)].mean(0) for z in run.heads]
-
-
-def _check_gates(model: Model, gates: Tensor) -> None:
-    wanted = (model.n_layers, model.n_heads)
-    if gates.ndim != 3 or tuple(gates.shape[1:]) != wanted or len(gates) == 0:
-        raise GatelensError(
-            f"head gates of {model.name} have the shape (row, {wanted[0]}, {wanted[1]}): row, layer, head; "
-            f"these have {tuple(gates.shape)}."
-        )
+HEADS = Heads()

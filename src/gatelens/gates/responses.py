@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.gates.heads import HeadSource, run_heads
+from gatelens.gates.head_runs import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
 from gatelens.runtime.context import UNLIMITED, Context
@@ -46,7 +45,7 @@ def response_log_probs(
     predicts, examples, targets = places(batch)
     sums: list[Tensor] = []
     for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, context=context)):
-        logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, memory_gb=None)
+        logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
         log_probs = logits.to(model.wide_dtype).log_softmax(2)
         chosen = _pick(log_probs, targets.to(log_probs.device)).logsumexp(-1)
         zeros = log_probs.new_zeros(len(rows), len(batch.tokens))
@@ -148,8 +147,7 @@ def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, context: Con
     Arguments:
         grad: whether the run keeps activations for a backward pass.
     """
-    memory_gb = None if math.isinf(context.memory_gb) else context.memory_gb
-    return rows_that_fit(model, batch.tokens, 2 * int(batch.targets.sum()), grad=grad, memory_gb=memory_gb)
+    return rows_that_fit(model, batch.tokens, 2 * int(batch.targets.sum()), grad=grad, context=context)
 
 
 @contextmanager
@@ -222,15 +220,12 @@ def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = 
 
 def _hits(model: Model, task: ResponseTask, context: Context | None) -> Float[Tensor, " example"]:
     """How many tokens of each response are the model's first choice."""
-    memory_gb = (context or Context()).memory_gb
     open_gates = torch.ones(1, model.n_layers, model.n_heads)
     hits = torch.zeros(len(task))
     for batch in task.batches(16):
         predicts, examples, targets = places(batch)
         with torch.no_grad():
-            logits = run_heads(
-                model, batch.tokens, open_gates, mask=batch.mask, logits_at=predicts, memory_gb=memory_gb
-            )[0]
+            logits = run_heads(model, batch.tokens, open_gates, mask=batch.mask, logits_at=predicts, context=context)[0]
         is_hit = (logits.argmax(-1).cpu()[:, None] == targets).any(1).float()
         hits[batch.which] = torch.zeros(len(batch.which)).index_add(0, examples, is_hit)
     return hits

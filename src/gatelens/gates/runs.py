@@ -1,7 +1,7 @@
-"""Plain runs of a model, and what they leave behind for gated ones.
+"""Plain runs of a model, and what they capture for gated runs.
 
-Everything here goes through the Hugging Face model's own forward. Layers are skipped, streams replaced and
-logits picked by hooks, so the arithmetic that remains is the model's own.
+Everything here goes through the forward of the Hugging Face model. Hooks skip layers, replace residual streams and
+select the positions whose logits are computed, so the remaining arithmetic is the model's own.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
 from gatelens.model import Model
+from gatelens.runtime.context import Context
 
 LogitsAt = Literal["last", "all"] | Tensor
-"""Which positions' logits to compute: the last real token's, all, or where a mask (prompt, position) is True."""
+"""Which logits to compute: at the last real token, at all positions, or where a mask (prompt, position) is True."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one plain run of a model left behind."""
+    """What one plain run of a model captured."""
 
-    tokens: Tensor  # (prompt, position)
-    mask: Tensor | None  # (prompt, position), True for real tokens; None where all are
-    logits: Tensor
-    heads: Sequence[Tensor]  # z of each layer: (prompt, position, head, dim)
-    streams: Sequence[Tensor]  # input of each layer: (prompt, position, width)
+    tokens: Int[Tensor, "prompt position"]
+    mask: Shaped[Tensor, "prompt position"] | None  # nonzero for real tokens; None if all tokens are real
+    logits: Float[Tensor, "... vocab"]
+    heads: Sequence[Float[Tensor, "prompt position head dim"]]  # z of each layer
+    streams: Sequence[Float[Tensor, "prompt position width"]]  # the input of each layer
+
+    def embedding_towards(self, corrupt: Run, point: float) -> Float[Tensor, "prompt position width"]:
+        """The embedding at a point of the straight path from the corrupt run (0) to this one (1)."""
+        return corrupt.streams[0] + point * (self.streams[0] - corrupt.streams[0])
 
 
 def capture(
@@ -40,17 +46,17 @@ def capture(
     logits_at: LogitsAt = "last",
     streams: bool = True,
 ) -> Run:
-    """Run the model as it is and keep every head's output and, if asked, every layer's input. Cost: 1 forward."""
+    """Run the model unchanged and capture every head's output and, if asked, every layer's input. Cost: 1 forward."""
     heads: list[Tensor] = []
-    kept: list[Tensor] = []
-    cut = (model.n_heads, model.anatomy.head_dim)
+    layer_inputs: list[Tensor] = []
+    head_axes = (model.n_heads, model.anatomy.head_dim)
     with torch.no_grad(), Hooks() as hooks:
         for block in model.anatomy.blocks:
             if streams:
-                hooks.before(block.layer, kept.append)
-            hooks.before(block.out, lambda z: heads.append(z.unflatten(-1, cut)))
+                hooks.before(block.layer, layer_inputs.append)
+            hooks.before(block.out, lambda z: heads.append(z.unflatten(-1, head_axes)))
         logits = forward(model, tokens, mask, hooks, logits_at)
-    return Run(tokens, mask, logits, heads, kept)
+    return Run(tokens, mask, logits, heads, layer_inputs)
 
 
 def forward(
@@ -100,29 +106,32 @@ def repeat(x: Tensor, rows: int) -> Tensor:
     return x if rows == 1 else x.repeat(rows, *[1] * (x.ndim - 1))
 
 
-def rows_that_fit(model: Model, tokens: Tensor, logits: int, *, grad: bool, memory_gb: float | None) -> int:
-    """How many rows of these prompts fit into the memory budget (None: there is no limit); at least one."""
-    if memory_gb is None:
-        return 1 << 30
-    per_token = gradient_numbers(model, 1) if grad else moment_numbers(model)
-    numbers = tokens.numel() * per_token + 2 * logits * int(model.hf.config.vocab_size)
+def rows_that_fit(model: Model, tokens: Tensor, n_logits: int, *, grad: bool, context: Context) -> int:
+    """How many gate rows of these prompts fit into the memory budget; at least one.
+
+    Arguments:
+        n_logits: positions whose logits are computed, over all prompts.
+        grad: whether the run keeps activations for a backward pass.
+    """
+    per_token = gradient_numbers(model, 1) if grad else numbers_per_token(model)
+    numbers = tokens.numel() * per_token + 2 * n_logits * int(model.hf.config.vocab_size)
     if grad:
-        numbers += len(tokens) * _attention_numbers(model, tokens.shape[1])
-    return max(1, int(memory_gb * 1e9 // (numbers * 4)))
+        numbers += len(tokens) * _attention_weights(model, tokens.shape[1])
+    return context.fits(numbers)
 
 
-def moment_numbers(model: Model) -> int:
-    """How many numbers a run holds for one token at its widest: stream, heads and MLP, about twice each."""
+def numbers_per_token(model: Model) -> int:
+    """Peak memory of a forward pass for one token, in numbers: stream, heads and MLP, about twice each."""
     inner = getattr(model.hf.config, "intermediate_size", None) or 4 * model.anatomy.width
     return 8 * model.anatomy.width + 4 * int(inner)
 
 
 def gradient_numbers(model: Model, length: int) -> int:
-    """How many numbers a run with gradients holds for one prompt: every layer's moment, and attention weights."""
-    rest = length * model.n_layers * moment_numbers(model) + 2 * int(model.hf.config.vocab_size)
-    return rest + _attention_numbers(model, length)
+    """Peak memory of a forward-backward pass for one prompt, in numbers: all layers, and their attention weights."""
+    activations = length * model.n_layers * numbers_per_token(model) + 2 * int(model.hf.config.vocab_size)
+    return activations + _attention_weights(model, length)
 
 
-def _attention_numbers(model: Model, length: int) -> int:
-    """How many attention weights a run with gradients holds for one prompt, before and after the softmax."""
+def _attention_weights(model: Model, length: int) -> int:
+    """How many attention weights a forward-backward pass holds for one prompt, before and after the softmax."""
     return 2 * model.n_layers * model.n_heads * length**2

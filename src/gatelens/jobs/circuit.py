@@ -1,206 +1,166 @@
-"""Find the circuit of a task: score all gates, keep the best k, draw the curve, and say how far to believe it."""
+"""Find the circuit of a task: score all gates, keep the best k, draw the curve, and say how far it can be trusted."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any
 
 from gatelens.errors import GatelensError
-from gatelens.gates.attention import attention_numbers
-from gatelens.gates.edges import edge_numbers
-from gatelens.gates.runs import gradient_numbers
-from gatelens.gates.scores import AttentionScores, Scores
-from gatelens.measures.curves import Curve, CurveSettings, explained_effect, pool
+from gatelens.gates import level_named
+from gatelens.gates.level import Scores
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
+from gatelens.measures.curves import Curve, explained_effect, pool
 from gatelens.measures.example import save_example
-from gatelens.measures.exchange import write_graph
-from gatelens.measures.results import RESULT, load_curve, open_folder, request, save_curve
-from gatelens.measures.top_k import Circuits, EdgeCircuits, circuits
-from gatelens.measures.validity import Validity, agreement, complement_effect, overlap
-from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
-from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
+from gatelens.measures.top_k import Circuits
+from gatelens.measures.validity import Validity, agreement_with_patching, complement_effect, overlap
 from gatelens.model import Model
 from gatelens.model.graph import Graph
-from gatelens.runtime.files import read_json, write_json, write_tensors
-from gatelens.runtime.journal import Clock, Journal, Progress
+from gatelens.runtime.context import Context
+from gatelens.runtime.journal import Progress
+from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
-Level = Literal["heads", "edges", "attention"]
-Method = Literal["patching", "eap", "eap-ig"]
-
-
-@dataclass(frozen=True)
-class CircuitSettings(CurveSettings):
-    """What to look for, and how."""
-
-    level: Level = field(
-        default="heads", metadata={"help": "gates on heads, on edges between components, or on attention edges"}
-    )
-    method: Method = field(default="eap-ig", metadata={"help": "exact patching, or attribution: eap, eap-ig"})
-    steps: int = field(default=5, metadata={"help": "points of eap-ig's path"})
-    n: int = field(default=64, metadata={"help": "prompts for each task seed"})
-    seeds: int = field(default=1, metadata={"help": "task seeds: each draws its own prompts"})
-    seed: int = field(default=0, metadata={"help": "the first task seed"})
-    threshold: float = field(default=0.9, metadata={"help": "explained effect at which gates are counted"})
-    sample: int = field(default=48, metadata={"help": "gates patched exactly to check the scores (0: no check)"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.level not in ("heads", "edges", "attention"):
-            raise GatelensError(f"no level '{self.level}': levels are heads, edges and attention.")
-        if self.method not in ("patching", "eap", "eap-ig"):
-            raise GatelensError(f"no method '{self.method}': methods are patching, eap and eap-ig.")
-        for name, least in (("steps", 1), ("n", 1), ("seeds", 1), ("seed", 0), ("sample", 0)):
-            if getattr(self, name) < least:
-                raise GatelensError(f"{name} is at least {least}, not {getattr(self, name)}.")
-        if self.level == "attention" and self.source == "mean":
-            raise GatelensError("attention edges have no mean: what is left out is put to corrupt or zero.")
-        if not 0 < self.threshold <= 1:
-            raise GatelensError(f"the threshold is an explained effect above 0 and up to 1, not {self.threshold}.")
-
-
-@dataclass(frozen=True, eq=False)
-class CircuitResult:
-    """A ranking of all gates for each task seed, the curve of its circuits, and what speaks for them."""
-
-    model: str
-    task: str
-    settings: CircuitSettings
-    scores: list[Scores]  # one for each task seed; empty when read from a folder
-    curve: Curve
-    validity: Validity
-    seconds: float
-
-    @property
-    def count(self) -> float | None:
-        """Gates needed for the threshold."""
-        return self.curve.count_at(self.settings.threshold)
+_CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
+_ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
 
 
 def find_circuit(
     model: Model,
-    task: str,
+    task: str | CircuitTask,
     settings: CircuitSettings | None = None,
     *,
     out: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
+    dense: str | None = None,
     progress: Progress | None = None,
 ) -> CircuitResult:
-    """Find the circuit of a task in a model, in a folder that can be continued if it is killed.
+    """Find the circuit of a task in a model, in a folder from which a killed run resumes.
 
-    task: a name or a JSON-lines file; options: the task's own, such as ``corruption``.
+    Example:
+        result = gatelens.find_circuit(model, "ioi", gatelens.CircuitSettings(level="edges"), out="runs/ioi")
+
+    Arguments:
+        task: a name, a JSON-lines file, or a task; a task object has its own prompts, so ``n`` and ``seeds`` do not
+            apply.
+        out: the run folder; None keeps nothing.
+        options: the task's own options, if the task is a name or a file.
+        dense: the dense model that this sparse one is compared with, by name. It is recorded for reports.
+        progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
     tasks = _tasks(model, task, settings, options or {})
-    folder = None if out is None else Path(out)
-    pieces = None if folder is None else folder / "pieces"
-    clock = Clock(pieces, progress)
-    about = {**tasks[0].spec(), "fingerprints": [one.fingerprint() for one in tasks]}
-    if folder is not None and open_folder(folder, request("circuit", model, settings, task=about)):
-        return load_circuit(folder)
+    settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
+    identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
+    asked = request("circuit", model.identity(), settings, task=identity)
+    with RunFolder(out, asked, progress) as run:
+        if run.complete and run.path is not None:
+            return load_circuit(run.path)
+        # Pieces are batches, which another memory budget would cut differently.
+        contexts = {
+            name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
+            for name in ("validity", *(f"seed-{seeded.seed}" for seeded in tasks))
+        }
+        seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
+        # 1. A score for every gate.
+        scores = [score(model, *both) for both in zip(tasks, [settings] * len(tasks), seed_contexts, strict=True)]
+        # 2. The metric of the top k, for a grid of k that all seeds share, and of random gates.
+        circuits = [
+            Circuits.of(model, seeded, own, settings.ranking, settings.source, context)
+            for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
+        ]
+        grid_end = max(own.total for own in circuits)
+        curves = [
+            explained_effect(model, seeded, own, settings, grid_end=grid_end, context=context)
+            for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
+        ]
+        curve = pool(curves)
+        # 3. How far it can be trusted.
+        validity = _validate(circuits[0], scores, curves[0], curve, settings, contexts["validity"])
+        result = CircuitResult(
+            model.name,
+            tasks[0].name,
+            settings,
+            scores,
+            curve,
+            validity,
+            run.seconds,
+            sparse=is_sparse(model.hf),
+            dense=dense,
+            graph=Graph.of(model.anatomy),
+        )
+        # 4. The files, the summary last.
+        if run.path is not None:
+            record = save_circuit(result, model, run.path)
+            save_example(model, tasks[0], run.path)
+            run.finish(record.model_dump(mode="json"))
+        return result
 
-    def journal(name: str) -> Journal:
-        # Pieces are batches, which another budget of memory would cut otherwise.
-        budget = f"{settings.memory_gb:g}-gb"
-        return Journal(None if pieces is None else pieces / budget / name, clock)
 
-    journals = [journal(f"seed-{one.seed}") for one in tasks]
-    # 1. A score for every gate.
-    scores = [score(model, one, settings, kept) for one, kept in zip(tasks, journals, strict=True)]
-    # 2. The metric of the top k, for a grid of k that all seeds share, and of random gates.
-    most = max(_circuits(model, one, mine, settings).total for one, mine in zip(tasks, scores, strict=True))
-    curves = [
-        explained_effect(model, one, mine, settings, most=most, journal=kept)
-        for one, mine, kept in zip(tasks, scores, journals, strict=True)
-    ]
-    curve = pool(curves)
-    # 3. What speaks for it.
-    validity = _validate(model, tasks, scores, curves, curve, settings, journal("validity"))
-    result = CircuitResult(model.name, tasks[0].name, settings, scores, curve, validity, clock.seconds)
-    if folder is not None:
-        _save(result, model, tasks[0], folder)
-    return result
-
-
-def score(model: Model, task: CircuitTask, settings: CircuitSettings, journal: Journal | None = None) -> Scores:
+def score(
+    model: Model, task: CircuitTask, settings: CircuitSettings | None = None, context: Context | None = None
+) -> Scores:
     """Scores at the level and by the method that the settings name."""
-    common: dict[str, Any] = {"memory_gb": settings.memory_gb, "journal": journal}
-    if settings.method == "patching":
-        exact: dict[str, Any] = {"heads": patch_heads, "edges": patch_edges, "attention": patch_attention}
-        found: Scores = exact[settings.level](model, task, **common)
-        return found
-    attribute: dict[str, Any] = {"heads": attribute_heads, "edges": attribute_edges, "attention": attribute_attention}
-    found = attribute[settings.level](model, task, steps=1 if settings.method == "eap" else settings.steps, **common)
-    return found
+    settings = settings or CircuitSettings()
+    method, level = settings.chosen_method, level_named(settings.level)
+    return method.score(level, model, task, settings.method_settings, context or Context())
 
 
 def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, float]:
-    """GB that the weights take, and GB that runs take at the most: the budget, or what one prompt of 32 tokens needs
-    if that is more (a run cannot be cut below one prompt)."""
+    """Peak memory of a job.
+
+    Returns:
+        GB of the weights, and GB of runs: the budget or, if that is more, what one prompt of 32 tokens needs, because a
+        run cannot be cut below one prompt.
+    """
     weights = sum(p.numel() * p.element_size() for p in model.hf.parameters()) / 1e9
-    least = {
-        "heads": gradient_numbers(model, 32),
-        "edges": gradient_numbers(model, 32) + 2 * edge_numbers(model, 32),
-        "attention": gradient_numbers(model, 32) + 4 * attention_numbers(model, 32),
-    }
-    return weights, max(settings.memory_gb, 4 * least[settings.level] / 1e9)
+    level = level_named(settings.level)
+    per_row = level.row_numbers(model, _ESTIMATED_LENGTH) + level.closed_numbers(model, _ESTIMATED_LENGTH)
+    least = max(per_row, level.attribute_numbers(model, _ESTIMATED_LENGTH))
+    return weights, max(settings.memory_gb, 4 * least / 1e9)
 
 
-def load_circuit(folder: str | Path) -> CircuitResult:
-    """A saved circuit, without its scores (they are in ``scores.safetensors``)."""
-    folder = Path(folder)
-    result = read_json(folder / RESULT)
-    try:
-        return CircuitResult(
-            result["model"],
-            result["task"],
-            CircuitSettings(**result["settings"]),
-            [],
-            load_curve(folder),
-            Validity(**result["validity"]),
-            result["seconds"],
-        )
-    except (KeyError, TypeError) as error:
-        raise GatelensError(f"{folder} holds no circuit of this version ({error}): run it again.") from error
-
-
-def _tasks(model: Model, task: str, settings: CircuitSettings, options: Mapping[str, Any]) -> list[CircuitTask]:
+def _tasks(
+    model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any]
+) -> list[CircuitTask]:
+    if isinstance(task, CircuitTask):
+        return [task]
     seeds = range(settings.seed, settings.seed + settings.seeds)
     tasks = [make_task(task, model, n=settings.n, seed=seed, **options) for seed in seeds]
-    for one in tasks:
-        if not isinstance(one, CircuitTask):
+    for seeded in tasks:
+        if not isinstance(seeded, CircuitTask):
             raise GatelensError(
-                f"the task {one.name} has target responses, not clean and corrupt prompts: `gatelens gate` is for it."
+                f"the task {seeded.name} has target responses and no corrupt prompts: use `gatelens gate` for it."
             )
     return tasks  # type: ignore[return-value]
 
 
 def _validate(
-    model: Model,
-    tasks: list[CircuitTask],
+    circuits: Circuits,
     scores: list[Scores],
-    curves: list[Curve],
+    first_curve: Curve,
     curve: Curve,
     settings: CircuitSettings,
-    journal: Journal,
+    context: Context,
 ) -> Validity:
-    correlation: float | None = None
-    sampled = 0
-    if settings.method != "patching" and settings.sample:
-        # Exact patching is dear: few prompts, and the same ones on both sides.
-        few = take(tasks[0], 8)
-        ours = score(model, few, settings, journal.part("ours"))
-        exact = journal.part("exact")
-        found, sampled = agreement(model, few, ours, settings.sample, memory_gb=settings.memory_gb, journal=exact)
-        correlation = None if math.isnan(found) else found  # scores that are all equal have no ranks
+    """Check the scores against patching, and the circuit against the rest of the model and between seeds.
+
+    Arguments:
+        circuits, first_curve: of the first task seed.
+        curve: of all task seeds.
+    """
+    correlation, sampled = None, 0
+    if not settings.chosen_method.exact and settings.sample:
+        few = take(circuits.task, _CHECKED_PROMPTS)
+        own = score(circuits.model, few, settings, context.part("ours"))
+        measured, sampled = agreement_with_patching(
+            circuits.model, few, own, settings.sample, context=context.part("exact")
+        )
+        correlation = None if math.isnan(measured) else measured  # scores that are all equal have no ranks
     point = curve.point_at(settings.threshold)
     point = len(curve.asked) - 1 if point is None else point
     k = curve.asked[point]
@@ -209,45 +169,6 @@ def _validate(
         sampled=sampled,
         kept=float(curve.kept[point]),
         effect=float(curve.effect[point]),
-        complement=complement_effect(model, tasks[0], scores[0], curves[0], k, settings, journal=journal),
-        overlap=overlap(scores, k, settings),
+        complement=complement_effect(circuits, first_curve, k, context=context),
+        overlap=overlap(scores, k, settings.ranking),
     )
-
-
-def _circuits(model: Model, task: CircuitTask, scores: Scores, settings: CircuitSettings) -> Circuits:
-    return circuits(model, task, scores, settings.ranking, settings.source, settings.memory_gb)
-
-
-def _save(result: CircuitResult, model: Model, task: CircuitTask, folder: Path) -> None:
-    tensors: dict[str, Tensor] = {}
-    for seed, scores in enumerate(result.scores, start=result.settings.seed):
-        if isinstance(scores, AttentionScores):
-            for i, (values, edges) in enumerate(zip(scores.scores, scores.edges, strict=True)):
-                tensors |= {f"seed-{seed}.bucket-{i}.scores": values, f"seed-{seed}.bucket-{i}.edges": edges}
-        else:
-            tensors[f"seed-{seed}.scores"] = scores.scores
-    write_tensors(folder / "scores.safetensors", tensors)
-    save_curve(result.curve, folder)
-    point = result.curve.point_at(result.settings.threshold)
-    ours = _circuits(model, task, result.scores[0], result.settings)
-    if isinstance(ours, EdgeCircuits) and point is not None:
-        kept = ours.kept([result.curve.asked[point]])[0]
-        write_graph(folder / "circuit.json", result.scores[0], kept, model.anatomy.width)  # type: ignore[arg-type]
-    save_example(model, task, folder)
-    write_json(
-        folder / RESULT,
-        {
-            "model": result.model,
-            "sparse": is_sparse(model.hf),
-            "graph": asdict(Graph.of(model.anatomy)),
-            "task": result.task,
-            "settings": asdict(result.settings),
-            "count": result.count,
-            "total": result.curve.total,
-            "validity": asdict(result.validity),
-            "seconds": result.seconds,
-        },
-    )
-    shutil.rmtree(folder / "pieces", ignore_errors=True)
-    for half_written in folder.glob("*.tmp"):  # by a start that was killed
-        half_written.unlink(missing_ok=True)

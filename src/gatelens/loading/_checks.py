@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.heads import run_heads
+from gatelens.gates.head_runs import run_heads
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import capture, forward
 from gatelens.model import Model

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.attention import attention_patterns
+from gatelens.gates.attention_runs import attention_patterns
 from gatelens.model import Model
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.sparse.in_model import is_sparse

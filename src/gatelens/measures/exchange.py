@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.scores import EdgeScores
+from gatelens.gates.edges import EdgeScores
 from gatelens.model.graph import Graph
 
 

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 from gatelens.errors import GatelensError
+from gatelens.gates.heads import HeadScores
 from gatelens.gates.roles import HeadRoles
-from gatelens.gates.scores import HeadScores
 from gatelens.measures.roles_result import load_roles
 from gatelens.model.components import Head
 from gatelens.runtime.files import read_json, read_tensors

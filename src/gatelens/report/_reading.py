@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.circuit import load_circuit
+from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
 from gatelens.measures.roles_result import load_roles

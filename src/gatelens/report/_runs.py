@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gatelens.gates.scores import rank
-from gatelens.jobs.circuit import CircuitResult
+from gatelens.gates.level import rank
+from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.example import ExamplePrompt
 from gatelens.measures.roles_result import RolesResult
 from gatelens.model.graph import Graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -71,7 +71,7 @@ def _group(level: str, method: str, task: str, threshold: float, runs: list[Circ
 
 def _compared(run: CircuitRun) -> ComparedRun:
     result = run.result
-    return ComparedRun(result.model, run.sparse, result.task, asdict(result.settings), run.dense, run.graph)
+    return ComparedRun(result.model, run.sparse, result.task, result.settings.model_dump(), run.dense, run.graph)
 
 
 def _entry(label: str, dense: str | None, runs: Mapping[str, CircuitRun], threshold: float) -> Entry:

@@ -2,7 +2,8 @@
 
 A method asks its journal for every piece by name. The journal computes the piece, or reads it from the folder where an
 earlier run left it. Numbers are stored exactly, so both ways end with the same results. Work that proceeds step by step
-keeps its latest state instead, in one file: a kill leaves the old state or the new one. Without a folder nothing is kept.
+keeps its latest state instead, in one file: a kill leaves the old state or the new one. Without a folder nothing is
+    kept.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ class Journal:
             if not is_about_files(error):
                 raise
             raise GatelensError(
-                f"cannot write to {self.folder} ({error}). All earlier pieces are complete: free some disk space and run "
-                "the same command again to resume, or give another folder."
+                f"cannot write to {self.folder} ({error}). All earlier pieces are complete: free some disk space and "
+                "run the same command again to resume, or give another folder."
             ) from error
 
     def _path(self, name: str) -> Path:

@@ -1,6 +1,7 @@
 """The folder of one run, from which a killed run resumes.
 
-``asked.json``    what was asked, with the fingerprints of model and task. It is written first, and a folder is only ever
+``asked.json``    what was asked, with the fingerprints of model and task. It is written first, and a folder is only
+ever
                   resumed by the same request.
 ``pieces/``       finished pieces of work; removed at the end.
 ``.lock``         held by the process that works in the folder; the operating system releases it when that process ends.
@@ -56,7 +57,8 @@ class RunFolder:
 
     Arguments:
         out: the folder, or None.
-        asked: the request (`request`). A folder that holds another request's work is refused, so that two runs never mix.
+        asked: the request (`request`). A folder that holds another request's work is refused, so that two runs never
+            mix.
         progress: is told about every finished piece.
         processes: all processes of this run, if there are several. The main one claims the folder and writes to it.
     """
@@ -110,26 +112,25 @@ class RunFolder:
 
     def _claim(self, path: Path) -> None:
         make_folder(path)
+        if self._is_complete(path):
+            return
         if is_main():
             self._take_lock(path)
-        try:
-            self._check_request(path)
-        except BaseException:
-            self._release_lock(remove=True)
-            raise
+            if self._is_complete(path):  # another process finished it in the meantime
+                return
+            if not (path / ASKED).exists():
+                write_json(path / ASKED, self.asked)
 
-    def _check_request(self, path: Path) -> None:
-        """Write the request into a new folder, or raise an error if the folder was made for another one."""
-        if not (path / ASKED).exists():
-            others = [file for file in path.iterdir() if file.suffix != ".tmp" and file.name != LOCK]
-            if others:
-                raise GatelensError(
-                    f"{path} holds other files and not a run of gatelens: give an empty folder or a new one."
-                )
-            write_json(path / ASKED, self.asked)
-            return
-        refuse_another_request(path, read_json(path / ASKED), self.asked)
+    def _is_complete(self, path: Path) -> bool:
+        """Whether the run is finished. A folder with other files, or with another request, is refused."""
+        if (path / ASKED).exists():
+            refuse_another_request(path, read_json(path / ASKED), self.asked)
+        elif any(file.suffix != ".tmp" and file.name != LOCK for file in path.iterdir()):
+            raise GatelensError(
+                f"{path} holds other files and not a run of gatelens: give an empty folder or a new one."
+            )
         self.complete = (path / RESULT).exists()
+        return self.complete
 
     def _take_lock(self, path: Path) -> None:
         assert self._lock is not None

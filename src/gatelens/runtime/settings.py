@@ -1,8 +1,8 @@
 """The base class of everything that a user sets: settings of jobs and methods, study files, saved results.
 
 pydantic checks the types and ranges, and reads and writes JSON. It is used instead of msgspec because it reports every
-wrong value with the path to its key, and because its field descriptions are the help text of the command line and of the
-reference pages.
+wrong value with the path to its key, and because its field descriptions are the help text of the command line and of
+the reference pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from gatelens.errors import GatelensError
 
 EXECUTION: dict[str, Any] = {"execution": True}
-"""Mark a field that changes how a job runs but not its numbers: ``Field(4.0, json_schema_extra=EXECUTION)``."""
+"""Mark a field that changes how a job runs but not its numbers: ``Field(default=4.0, json_schema_extra=EXECUTION)``."""
 
 
 class Settings(BaseModel):
@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
     Example:
         class MySettings(Settings):
-            steps: int = Field(5, ge=1, description="points of the path")
+            steps: int = Field(default=5, ge=1, description="points of the path")
 
         MySettings(steps=0)  # GatelensError: steps is 0: it must be greater than or equal to 1.
     """
@@ -42,13 +42,20 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise GatelensError(explain(error, type(self))) from None
 
+    # Tells pydantic that nested settings need not pass through this __init__, so that errors keep the path to their
+    # key.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @model_validator(mode="before")
     @classmethod
     def _lists_to_tuples(cls, values: Any) -> Any:
         """JSON and TOML have lists only, so a list is accepted where a field is a tuple."""
         if not isinstance(values, Mapping):
             return values
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        tuples = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) is tuple}
+        return {
+            key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in values.items()
+        }
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with some of them changed. The result is checked again."""
@@ -140,7 +147,21 @@ def _requirement(detail: ErrorDetails) -> str:
     message = detail["msg"]
     for start in ("Input should be ", "Value error, ", "Assertion failed, "):
         message = message.removeprefix(start)
+    for phrase, plain in _PLAIN.items():
+        message = message.replace(phrase, plain)
     return f"it must be {message[0].lower()}{message[1:]}"
+
+
+_PLAIN = {
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    "less than or equal to": "at most",
+    "less than": "below",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+}
 
 
 def _is_execution(field: FieldInfo) -> bool:

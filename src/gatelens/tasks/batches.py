@@ -1,60 +1,63 @@
-"""Prompts, in batches that fit into memory."""
+"""Prompts in batches that fit into memory, and parts of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask, Example, ResponseTask
 
 
-def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], memory_gb: float) -> list[Bucket]:
-    """The task's buckets, cut into batches that fit into the memory budget, in order.
+def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context: Context) -> list[Bucket]:
+    """The task's buckets in order, cut into batches that fit into the memory budget.
 
-    numbers_per_prompt: how many float32 numbers the work holds for one prompt of a given length.
+    Arguments:
+        numbers_per_prompt: how many float32 numbers the work holds for one prompt of a given length.
     """
     if not isinstance(task, CircuitTask):
         raise GatelensError(
-            f"the task {task.name} has target responses, not clean and corrupt prompts: circuits need a circuit task."
+            f"the task {task.name} has target responses and no corrupt prompts: circuits need a circuit task."
         )
-    return list(_batches(task, numbers_per_prompt, memory_gb))
-
-
-def _batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], memory_gb: float) -> Iterator[Bucket]:
+    parts: list[Bucket] = []
     for bucket in task.buckets:
-        size = max(1, int(memory_gb * 1e9 // (4 * numbers_per_prompt(bucket.clean.shape[1]))))
+        size = context.fits(numbers_per_prompt(bucket.clean.shape[1]))
         for start in range(0, len(bucket), size):
-            cut = slice(start, start + size)
-            yield Bucket(bucket.clean[cut], bucket.corrupt[cut], bucket.which[cut])
+            part = slice(start, start + size)
+            parts.append(Bucket(bucket.clean[part], bucket.corrupt[part], bucket.which[part]))
+    return parts
 
 
 def join(task: CircuitTask, parts: Sequence[Tensor]) -> list[Tensor]:
-    """What was computed batch by batch (prompt first), as one tensor for each bucket again."""
-    joined: list[Tensor] = []
-    rest = list(parts)
+    """What was computed for each batch (prompt axis first), joined into one tensor for each bucket."""
+    prompts = [prompt for part in parts for prompt in part]
+    buckets: list[Tensor] = []
     for bucket in task.buckets:
-        mine: list[Tensor] = []
-        while sum(map(len, mine)) < len(bucket):
-            mine.append(rest.pop(0))
-        joined.append(torch.cat(mine))
-    return joined
+        buckets.append(torch.stack(prompts[: len(bucket)]))
+        del prompts[: len(bucket)]
+    return buckets
 
 
 def take(task: CircuitTask, n: int) -> CircuitTask:
     """The task with its first n prompts only."""
-    mine = [(bucket, bucket.which < n) for bucket in task.buckets]
-    buckets = [Bucket(bucket.clean[m], bucket.corrupt[m], bucket.which[m]) for bucket, m in mine if m.any()]
+    masks = [(bucket, bucket.which < n) for bucket in task.buckets]
+    buckets = [
+        Bucket(bucket.clean[mask], bucket.corrupt[mask], bucket.which[mask]) for bucket, mask in masks if mask.any()
+    ]
     return replace(
         task, pairs=task.pairs[:n], buckets=buckets, answer_ids=task.answer_ids[:n], wrong_ids=task.wrong_ids[:n]
     )
 
 
 def split(task: ResponseTask, n: int) -> tuple[ResponseTask, ResponseTask]:
-    """n of the examples, drawn by the task's seed, and all others: the end of a file may be unlike its start."""
+    """n examples that are drawn by the task's seed, and all others.
+
+    They are drawn and not taken from the start because the end of a file may differ from its start.
+    """
     drawn = set(torch.randperm(len(task), generator=torch.Generator().manual_seed(task.seed))[:n].tolist())
     sides: tuple[list[Example], list[Example]] = ([], [])
     for i, example in enumerate(task.examples):
@@ -67,7 +70,7 @@ def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
     if isinstance(task, ResponseTask):
         return task
     if not isinstance(task, CircuitTask):
-        raise GatelensError(f"{task!r} is no task: make one with gatelens.task(name, model).")
+        raise GatelensError(f"{task!r} is not a task: make one with gatelens.task(name, model).")
     examples: dict[int, Example] = {}
     for bucket in task.buckets:
         for which, tokens in zip(bucket.which.tolist(), bucket.clean.tolist(), strict=True):

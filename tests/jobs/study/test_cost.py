@@ -111,9 +111,9 @@ class TestDryRun:
         rows = {line.split()[1]: line for line in said.splitlines() if "induction" in line}
         assert sorted(rows) == sorted(cell.name for cell in read_study(file).cells)
         assert "measured" in rows["heads-induction-dense"]
-        assert " 2.0 GB" in rows["heads-induction-dense"]
+        assert " 4.0 GB" in rows["heads-induction-dense"]
         assert "guessed" in rows["heads-induction-olmo"]
-        assert " 16.0 GB" in rows["heads-induction-olmo"]  # 14 of weights
+        assert " 18.0 GB" in rows["heads-induction-olmo"]  # 14 of weights
 
     @pytest.mark.usefixtures("no_report")
     def test_knows_what_is_done_and_what_cannot_be(self, place: Path) -> None:

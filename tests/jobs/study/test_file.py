@@ -134,16 +134,16 @@ class TestMistakes:
             ("seed = [0, 1]", "seed = []", 14, "seed is an empty list"),
             ("seed = [0, 1]", "sead = [0, 1]", 14, "no setting of circuit 'sead': did you mean 'seed'?"),
             ("seed = [0, 1]", 'method = "eap_ig"', 14, "no method 'eap_ig': did you mean 'eap-ig'?"),
-            ("n = 32", "n = 0", 15, "n is at least 1, not 0."),
+            ("n = 32", "n = 0", 15, "n is 0: it must be at least 1."),
             ("n = 32", "n = true", 15, "n is a whole number, not True"),
             ("n = 32", "n = 1.5", 15, "n is a whole number, not 1.5"),
-            ("n = 32", "threshold = 2", 15, "the threshold is an explained effect above 0 and up to 1"),
+            ("n = 32", "threshold = 2", 15, "threshold is 2.0: it must be at most 1"),
             ('["small", "sparse"]', '["small", "spares"]', 16, "no model 'spares': did you mean 'sparse'?"),
             ("[circuit.task.docstring]", "[circuit.task.docstrin]", 17, "did you mean 'docstring'?"),
             ("n = 16", "m = 16", 18, "no setting of circuit 'm'"),
             ("corruption = ", "corrupt = ", 19, "did you mean 'corruption'?"),
             ("[circuit.model.sparse]", "[circuit.model.big]", 20, "no model of this section 'big'"),
-            ("memory_gb = 8", "memory_gb = -8", 21, "memory_gb is a number above 0, not -8.0"),
+            ("memory_gb = 8", "memory_gb = -8", 21, "memory_gb is -8.0: it must be above 0"),
             ('tasks = "syntax"', 'task = "syntax"', 24, "names stand in `tasks`"),
             ('tasks = "syntax"', "", 23, "the section [gate] needs tasks"),
             ("[0.2, 0.02]", "[0.2]", 26, "first_rate is a list of 2 values"),
@@ -163,7 +163,7 @@ class TestMistakes:
 
     def test_a_combination(self, tmp_path: Path) -> None:
         text = '[models]\nm = "smollm2"\n\n[circuit]\ntasks = "ioi"\nlevel = "attention"\nsource = "mean"\n'
-        with pytest.raises(GatelensError, match="line 4: attention edges have no mean"):
+        with pytest.raises(GatelensError, match="line 4: no source 'mean' for attention edges"):
             read(tmp_path, text)
 
     def test_two_cells_of_one_name(self, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from studies import hold, numbers, run_without_report, write_study
 
 import gatelens.jobs.study.work as work
 from gatelens import CircuitSettings, GatelensError, find_circuit
-from gatelens.jobs.circuit import load_circuit
 from gatelens.jobs.study.cells import source_fingerprint
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.jobs.study.summary import Summary
 from gatelens.loading import load
+from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.roles_result import load_roles
 
 pytestmark = [
@@ -309,7 +309,7 @@ class TestFailures:
 
         monkeypatch.setattr(work, "find_circuit", scarce)
         summary = go(write_study(place), place / "out")
-        assert tried == [2.0, 1.0, 2.0]
+        assert tried == [4.0, 2.0, 4.0]
         assert summary.failed == 1
         assert "out of memory" in (summary.outcomes["heads-induction-dense"].reason or "")
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from gatelens.jobs.circuit import CircuitSettings
 from gatelens.loading import BUILT_IN, load
 from gatelens.loading.builtin import path_of
+from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
 from gatelens.runtime.settings import Settings

@@ -17,13 +17,14 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from gatelens.jobs.circuit import CircuitSettings, memory_estimate
+from gatelens.gates import LEVELS
+from gatelens.jobs.circuit import memory_estimate
 from gatelens.jobs.study.cells import Cell, ModelSpec
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.work import OneModel, reason
 from gatelens.loading import BUILT_IN
-from gatelens.measures.curves import grid
+from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -33,7 +34,6 @@ from gatelens.tasks.batches import as_responses
 
 BACKWARD = 2  # forwards that a forward and backward take, with frozen weights
 LENGTH = 32  # tokens of a prompt, where none can be made
-_EDGE_CIRCUIT = 1.75  # forwards for one circuit of edges
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -103,18 +103,17 @@ def parameters_of(name: str) -> float | None:
 
 def circuit_forwards(settings: CircuitSettings, shape: Shape) -> float:
     """Forwards of one prompt that a circuit cell takes: scores, curve, random curve, and the check on 8 prompts."""
-    total = {"heads": shape.heads, "edges": shape.edges, "attention": shape.pairs}[settings.level]
-    steps = 1 if settings.method == "eap" else settings.steps
-    exact = {"heads": 0.5, "edges": 1.0, "attention": 1.0}[settings.level]  # for one gate
-    circuit = _EDGE_CIRCUIT if settings.level == "edges" else 1.0
-    attributed = (4 if settings.level == "attention" else 2) + steps * BACKWARD
-    points = len(grid(settings.level, total, settings.points))
+    level, method = LEVELS[settings.level], settings.chosen_method
+    n_gates = {"heads": shape.heads, "edges": shape.edges, "attention": shape.pairs}[level.name]
+    scored = method.forwards(level, n_gates, settings.method_settings)
+    n_points = len(level.grid(n_gates, settings.points))
     if settings.random_points:
-        points += len(grid(settings.level, total, max(2, settings.random_points)))
-    if settings.method == "patching":
-        return settings.seeds * settings.n * (exact * total + circuit * points) + settings.n * circuit
-    checked = (attributed + exact * min(settings.sample, total)) * min(8, settings.n) if settings.sample else 0
-    return settings.seeds * settings.n * (attributed + circuit * points) + settings.n * circuit + checked
+        n_points += len(level.grid(n_gates, max(2, settings.random_points)))
+    checked = 0.0
+    if not method.exact and settings.sample:
+        checked = (scored + level.cost.patch * min(settings.sample, n_gates)) * min(8, settings.n)
+    per_prompt = scored + level.cost.circuit * n_points
+    return settings.seeds * settings.n * per_prompt + settings.n * level.cost.circuit + checked
 
 
 def gate_forwards(settings: RolesSettings) -> float:

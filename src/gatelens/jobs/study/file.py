@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.circuit import CircuitSettings
 from gatelens.jobs.study.cells import DTYPES, Cell, Kind, ModelSpec, cell_name
 from gatelens.jobs.study.lines import Keys, Toml
 from gatelens.loading import BUILT_IN
+from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime.settings import setting_fields
 from gatelens.tasks import TASKS

@@ -22,8 +22,8 @@ from filelock import FileLock
 from gatelens.errors import GatelensError
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.file import Study
-from gatelens.measures.results import RESULT
 from gatelens.runtime.files import read_json, write_json
+from gatelens.runtime.run_folder import RESULT
 
 Status = Literal["waiting", "running", "done", "failed"]
 

@@ -11,10 +11,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from gatelens.jobs.circuit import CircuitSettings
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import Outcome
+from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.runtime.files import replacing, write_json
 
 COLUMNS = (

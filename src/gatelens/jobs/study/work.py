@@ -15,10 +15,11 @@ import torch
 from filelock import Timeout
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.circuit import CircuitSettings, find_circuit
+from gatelens.jobs.circuit import find_circuit
 from gatelens.jobs.roles import find_roles
 from gatelens.jobs.study.cells import Cell, ModelSpec
 from gatelens.jobs.study.folder import Outcome, StudyFolder
+from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.model import Model
 from gatelens.runtime.journal import Progress
 from gatelens.sparse.in_model import is_sparse

@@ -1,0 +1,177 @@
+"""Run a model with gates on its attention edges.
+
+The attention edge (layer, head, query, key) is the contribution p_ij v_j to the head's output z_i. A gate of 0 takes it
+away or puts the corrupt run's p_ij v_j in its place; nothing is renormalised. The attention is computed here, in the
+plain way that shows p, through transformers' attention interface; which keys are visible is the model's own mask. In
+a sparse model the closed edges are no edges: p is 0 there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from gatelens.errors import GatelensError
+from gatelens.gates.hooks import Hooks
+from gatelens.gates.runs import forward, repeat
+from gatelens.model import Model
+from gatelens.runtime.context import Context
+from gatelens.sparse.in_model import bias_of, is_sparse
+
+_NAME = "gatelens-edges"
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From weights p (run, head, query, key), where edges are (same, bool), and values (run, head, key, dim) to z."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRun:
+    """The attention of one plain run."""
+
+    weights: Sequence[Tensor]  # p of each layer: (prompt, head, query, key)
+    values: Sequence[Tensor]  # v of each layer, one for each head: (prompt, head, key, dim)
+    edges: Tensor  # (prompt, layer, head, query, key) bool: visible and, in a sparse model, open
+    logits: Tensor  # (prompt, vocab), at the last position
+
+
+@torch.no_grad()
+def capture_attention(model: Model, tokens: Tensor) -> AttentionRun:
+    """Run the model and keep all attention weights and values. Cost: 1 forward, and memory of (T, T) per head."""
+    weights: list[Tensor] = []
+    values: list[Tensor] = []
+    edges: list[Tensor] = []
+
+    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
+        weights.append(p)
+        values.append(v)
+        edges.append(there.expand_as(p).cpu())
+        return p @ v
+
+    with Hooks() as hooks:
+        _intercept(model, hooks, [keep] * model.n_layers)
+        logits = forward(model, tokens, None, hooks, "last")
+    return AttentionRun(weights, values, torch.stack(edges, 1), logits)
+
+
+@torch.no_grad()
+def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """All attention weights of a plain run and where edges are: (prompt, layer, head, query, key), on the CPU.
+
+    The weights are those of the softmax over all visible keys; in a sparse model also where the gate is closed.
+    Cost: 1 forward.
+    """
+    weights: list[Tensor] = []
+    edges: list[Tensor] = []
+
+    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
+        edges.append(there.expand_as(p).cpu())
+        return p @ v
+
+    with Hooks() as hooks:
+        _intercept(model, hooks, [keep] * model.n_layers, before_gates=lambda p: weights.append(p.cpu()))
+        forward(model, tokens, None, hooks, "last")
+    return torch.stack(weights, 1), torch.stack(edges, 1)
+
+
+@torch.no_grad()
+def run_attention(
+    model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None = None, *, context: Context | None = None
+) -> Tensor:
+    """Logits at the last position under each row of gates: (row, prompt, vocab).
+
+    gates: (row, prompt, layer, head, query, key), or 1 in place of prompt; 1 is the run's own contribution, 0 the
+    source's (None: nothing). Cost per row: 1 forward with plain attention.
+    """
+    length = tokens.shape[1]
+    wanted = (model.n_layers, model.n_heads, length, length)
+    if gates.ndim != 6 or tuple(gates.shape[2:]) != wanted or gates.shape[1] not in (1, len(tokens)):
+        raise GatelensError(
+            f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens have the shape (row, "
+            f"{len(tokens)}, {', '.join(map(str, wanted))}): row, prompt, layer, head, query, key; "
+            f"these have {tuple(gates.shape)}."
+        )
+    at_once = (context or Context()).fits(len(tokens) * attention_numbers(model, length))
+    return torch.cat([_run_rows(model, tokens, part, source) for part in gates.split(at_once)])
+
+
+def attention_numbers(model: Model, length: int) -> int:
+    """How many numbers one row of one prompt holds: its gates, and a few layers' worth of weights and streams."""
+    gates = (model.n_layers + 6) * model.n_heads * length**2
+    return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
+
+
+def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None) -> Tensor:
+    rows = len(gates)
+
+    def gated(layer: int) -> Attend:
+        def attend(p: Tensor, _: Tensor, v: Tensor) -> Tensor:
+            g = gates[:, :, layer].expand(-1, len(tokens), -1, -1, -1).flatten(0, 1).to(p)
+            z = (g * p) @ v
+            if source is not None:
+                z += ((1 - g) * repeat(source.weights[layer], rows)) @ repeat(source.values[layer], rows)
+            return z
+
+        return attend
+
+    with Hooks() as hooks:
+        _intercept(model, hooks, [gated(layer) for layer in range(model.n_layers)])
+        return forward(model, tokens, None, hooks, "last", rows).unflatten(0, (rows, -1))
+
+
+def _intercept(
+    model: Model, hooks: Hooks, attends: Sequence[Attend], before_gates: Callable[[Tensor], None] | None = None
+) -> None:
+    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` is shown the softmax."""
+    config = model.hf.config
+    own, sparse = config._attn_implementation, is_sparse(model.hf)
+    config._attn_implementation = _NAME
+    hooks.callback(setattr, config, "_attn_implementation", own)
+    for block, attend in zip(model.anatomy.blocks, attends, strict=True):
+        bias = bias_of(block.attention) if sparse else None
+        block.attention.edge_gates = _EdgeGates(attend, bias, before_gates)  # type: ignore[assignment]
+        hooks.callback(delattr, block.attention, "edge_gates")
+
+
+@dataclass(frozen=True, eq=False)
+class _EdgeGates:
+    """What an attention module carries while it is intercepted."""
+
+    attend: Attend
+    bias: Tensor | None  # (head,) of a sparse model
+    before_gates: Callable[[Tensor], None] | None = None
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Plain softmax attention in transformers' signature; the mask is added and always there."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
+    edges = (attention_mask == 0).expand_as(scores)
+    p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
+    if gates.before_gates is not None:
+        gates.before_gates(p)
+    if gates.bias is not None:
+        edges = edges & (scores + gates.bias[:, None, None] > 0)
+        p = p * edges
+    return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, eager_mask)

@@ -1,0 +1,299 @@
+"""A level is what gates act on: heads, edges between components, or attention edges.
+
+Everything above this room (patching, attribution, top-k circuits, curves, validity, saving, tables) is written once,
+for any `Level`. A level knows how to run a model with gates, how to capture what a closed gate reads, how to
+differentiate, which gates exist and what they are called, and what a row of gates costs. A new level is a new file with
+a subclass of
+`Level` and one of `Scores`; `LEVELS` lists them.
+
+Gates have a leading *row* axis: each row is one circuit, and many circuits are evaluated in one batch. A gate of 1 lets
+the clean value pass, a gate of 0 replaces it by the value of the *source*: the corrupt run's, a mean, or zero.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.gradients import Metric
+from gatelens.model import Model
+from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
+from gatelens.tasks.base import Bucket, CircuitTask
+
+Source = Literal["corrupt", "mean", "zero"]
+Ranking = Literal["absolute", "signed"]
+RANKINGS: tuple[Ranking, ...] = ("absolute", "signed")
+
+
+class ScoredGate(NamedTuple):
+    """One gate of a ranking: what it is, its name, and its score in units of the metric."""
+
+    gate: Any  # a Head, a component edge (source, destination), or an attention edge
+    name: str
+    score: float
+
+
+class GateSet(NamedTuple):
+    """Gates that compete in one ranking: their scores, and where a gate exists and has a score. Equal shapes."""
+
+    scores: Shaped[Tensor, ...]
+    exists: Bool[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a level costs for one prompt, in forward passes."""
+
+    captures: float  # runs that attribution needs besides its forward-backward passes
+    patch: float  # closing one gate alone
+    circuit: float  # evaluating one circuit
+
+
+def rank(scores: Shaped[Tensor, " gate"], by: Ranking = "absolute") -> Int[Tensor, " gate"]:
+    """Positions of the scores from best to worst. Equal scores keep their order, so a ranking is reproducible."""
+    return torch.argsort(scores.abs() if by == "absolute" else scores, descending=True, stable=True)
+
+
+class Scores(ABC):
+    """What a method returns: one number for each gate of a level.
+
+    The score of a gate is how much the metric falls when the gate is closed, so a positive score helps the task.
+    Rankings
+    use the absolute value unless asked otherwise: ranking by the signed score keeps only what helps, and such circuits
+    exceed the effect of the whole model.
+    """
+
+    method: str
+
+    @property
+    @abstractmethod
+    def level(self) -> Level[Any]:
+        """What the gates act on."""
+
+    @property
+    @abstractmethod
+    def is_sample(self) -> bool:
+        """Whether only a sample of the gates was scored."""
+
+    @abstractmethod
+    def gate_sets(self) -> list[GateSet]:
+        """The rankings' competitors: one set if all prompts share their gates, otherwise one for each prompt.
+
+        Prompts are in the order of the task's buckets.
+        """
+
+    @abstractmethod
+    def gate(self, number: int, position: int) -> tuple[Any, str]:
+        """A gate and its name, from the number of its set and its position in the flattened set."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name. `Level.read_scores` is the inverse."""
+
+    def orders(self, by: Ranking = "absolute") -> list[Int[Tensor, " gate"]]:
+        """For each gate set the positions of its gates in the flattened set, from best to worst."""
+        orders = []
+        for scores, exists in self.gate_sets():
+            positions = exists.flatten().nonzero()[:, 0]
+            orders.append(positions[rank(scores.flatten()[positions], by)])
+        return orders
+
+    def top(self, k: int, by: Ranking = "absolute") -> list[ScoredGate]:
+        """The k best gates, best first, with their names and scores.
+
+        Example:
+            [(gate, name, score), *others] = scores.top(10)
+        """
+        best: list[tuple[int, int, float]] = []
+        for number, (order, gate_set) in enumerate(zip(self.orders(by), self.gate_sets(), strict=True)):
+            values = gate_set.scores.flatten()
+            best += [(number, position, float(values[position])) for position in order[:k].tolist()]
+        ranked = (
+            rank(torch.tensor([score for *_, score in best]), by)[:k] if best else torch.tensor([], dtype=torch.long)
+        )
+        chosen = [best[i] for i in ranked.tolist()]
+        return [ScoredGate(*self.gate(number, position), score) for number, position, score in chosen]
+
+    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " member"]:
+        """How often each gate is among the top k: 0 or 1. Used to compare the circuits of two runs."""
+        [gate_set], [order] = self.gate_sets(), self.orders(by)
+        members = torch.zeros(gate_set.scores.numel())
+        members[order[:k]] = 1
+        return members[gate_set.exists.flatten()]
+
+    def by_head(self) -> Float[Tensor, "layer head"] | None:
+        """A score for each head, for a heat map; None if the gates do not belong to heads."""
+        return None
+
+
+S = TypeVar("S", bound=Scores)
+
+
+class Level(ABC, Generic[S]):
+    """What gates act on. See the top of this module."""
+
+    name: ClassVar[str]
+    noun: ClassVar[str]  # what a count counts, for people
+    sources: ClassVar[tuple[Source, ...]]  # what a closed gate may read
+    shared: ClassVar[bool]  # whether all prompts share their gates
+    cost: ClassVar[Cost]
+
+    # Which gates there are
+
+    @abstractmethod
+    def shape(self, model: Model, length: int) -> tuple[int, ...]:
+        """The shape of the gates of one row and, if prompts do not share their gates, of one prompt."""
+
+    @abstractmethod
+    def n_gates(self, graph: Graph, length: int) -> int:
+        """How many gates a model of this graph has for a prompt of this length."""
+
+    @abstractmethod
+    def positions(self, model: Model, *runs: Any) -> list[Int[Tensor, " gate"]]:
+        """Positions of all gates in the flattened shape, in the order in which the model computes them.
+
+        Arguments:
+            runs: captured runs (`capture`) of one batch, if prompts have their own gates. A gate exists if any run has
+                it.
+
+        Returns:
+            One list if all prompts share their gates, otherwise one for each prompt of the batch.
+        """
+
+    def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
+        """How many gates the circuit of the top k really keeps."""
+        return min(k, len(order))
+
+    def prune(self, model: Model, gates: Bool[Tensor, "row ..."]) -> Bool[Tensor, "row ..."]:
+        """Remove gates that are kept without any effect. By default all stay."""
+        return gates
+
+    @abstractmethod
+    def grid(self, total: int, points: int = 0) -> list[int]:
+        """The numbers of gates to keep in a curve, from 0 to all; ``points=0`` gives a grid that suits the level."""
+
+    # Runs
+
+    @abstractmethod
+    def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Any:
+        """A plain run with everything that gates at this level need; it has ``logits`` (prompt, vocab)."""
+
+    @abstractmethod
+    def closed(
+        self, model: Model, tokens: Int[Tensor, "prompt position"], source: Source, mean: Callable[[], Any]
+    ) -> Any:
+        """What closed gates read in a batch.
+
+        Arguments:
+            tokens: the corrupt prompts of the batch.
+            mean: gives the mean over all corrupt prompts (`mean`).
+        """
+
+    def mean(self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]) -> Any:
+        """What a closed gate reads if its source is the mean over these prompts and all their positions."""
+        raise GatelensError(f"{self.noun} have no mean: closed gates read {' or '.join(self.sources)}.")
+
+    @abstractmethod
+    def reads(self, run: Any) -> Any:
+        """What closed gates read if their source is this captured run."""
+
+    @abstractmethod
+    def run(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "prompt position"],
+        gates: Shaped[Tensor, "row ..."],
+        closed: Any,
+        *,
+        start: Any = None,
+        context: Context,
+    ) -> Float[Tensor, "row prompt vocab"]:
+        """Logits at the last position under each row of gates.
+
+        Arguments:
+            gates: (row, *shape), or (row, prompt, *shape) if prompts do not share their gates.
+            closed: what closed gates read (`closed`, `reads`).
+            start: the captured run of the same tokens; layers below the first closed gate are then not run again.
+        """
+
+    @abstractmethod
+    def attribute(self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]) -> Shaped[Tensor, ...]:
+        """``(clean - corrupt contribution) . d metric / d input`` of every gate on one batch.
+
+        The gradient is averaged over these points of the straight path of input embeddings from corrupt (0) to clean
+        (1). Levels whose prompts share their gates sum over the batch's prompts.
+        """
+
+    # Scores
+
+    @abstractmethod
+    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
+        """Scores from what `attribute` gave for each batch."""
+
+    @abstractmethod
+    def patched(
+        self,
+        model: Model,
+        task: CircuitTask,
+        scores: Sequence[Tensor],
+        measured: Sequence[Tensor],
+        method: str,
+        sampled: bool,
+    ) -> S:
+        """Scores from exact patching.
+
+        Arguments:
+            scores, measured: flattened gate sets, as `Scores.gate_sets` orders them.
+            sampled: whether only a sample of the gates was patched.
+        """
+
+    @abstractmethod
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:
+        """The scores that `Scores.tensors` gave."""
+
+    # Memory, in float32 numbers
+
+    @abstractmethod
+    def row_numbers(self, model: Model, length: int) -> int:
+        """How many numbers one row of one prompt holds while it runs."""
+
+    @abstractmethod
+    def closed_numbers(self, model: Model, length: int) -> int:
+        """How many numbers stay in memory for one prompt: what closed gates read."""
+
+    @abstractmethod
+    def attribute_numbers(self, model: Model, length: int) -> int:
+        """How many numbers `attribute` holds for one prompt."""
+
+    def rows_at_once(self, model: Model) -> int:
+        """How many gates are patched in one piece of work."""
+        return 16
+
+    def check_source(self, source: Source) -> None:
+        """Raise an error if closed gates of this level cannot read this source."""
+        if source not in self.sources:
+            raise GatelensError(
+                f"no source '{source}' for {self.noun}: what a circuit leaves out is set to {', '.join(self.sources)}."
+            )
+
+
+def log_grid(total: int, points: int) -> list[int]:
+    """Numbers from 0 to the total, spaced evenly by their logarithm."""
+    spaced = torch.logspace(0, torch.log10(torch.tensor(float(total))).item(), points - 1)
+    return sorted({0, *(min(total, round(k)) for k in spaced.tolist()), total})
+
+
+def top_masks(order: Int[Tensor, " gate"], ks: Sequence[int], size: int, complement: bool) -> Bool[Tensor, "row size"]:
+    """For each k the mask of the first k positions of an order or, for the complement, of all others in it."""
+    masks = torch.zeros(len(ks), size, dtype=torch.bool)
+    for mask, k in zip(masks, ks, strict=True):
+        mask[order[k:] if complement else order[:k]] = True
+    return masks

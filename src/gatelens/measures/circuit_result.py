@@ -1,0 +1,183 @@
+"""The result of a circuit job, and the files that it is saved in.
+
+``result.json``         `CircuitRecord`: what was found, in numbers
+``scores.safetensors``  the score of every gate, for each task seed
+``curve.*``             the explained effect (`curve_files`)
+``circuit.json``        edge circuits in the format of EAP-IG (`exchange`)
+``example.*``           some prompts with their attention (`example`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from gatelens.errors import GatelensError
+from gatelens.gates import LEVELS, level_named
+from gatelens.gates.edges import EDGES, EdgeScores
+from gatelens.gates.level import Scores
+from gatelens.measures.curve_files import load_curve, save_curve
+from gatelens.measures.curves import Curve, CurveSettings
+from gatelens.measures.exchange import write_graph
+from gatelens.measures.validity import Validity
+from gatelens.methods.registry import Method, MethodSettings, method_named
+from gatelens.model import Model
+from gatelens.model.graph import Graph
+from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
+from gatelens.runtime.files import read_tensors, write_tensors
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.run_folder import RESULT
+from gatelens.runtime.settings import EXECUTION, Settings
+
+
+class CircuitSettings(CurveSettings):
+    """What to look for, and how."""
+
+    level: str = Field(
+        default="heads", description="gates on heads, on edges between components, or on attention edges"
+    )
+    method: str = Field(
+        default="eap-ig", description="how gates are scored: exact patching, or attribution (eap, eap-ig)"
+    )
+    steps: int = Field(default=5, ge=1, description="points of eap-ig's path")
+    n: int = Field(default=64, ge=1, description="prompts for each task seed")
+    seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
+    seed: int = Field(default=0, ge=0, description="the first task seed")
+    threshold: float = Field(default=0.9, gt=0, le=1, description="explained effect at which gates are counted")
+    sample: int = Field(default=48, ge=0, description="gates patched exactly to check the scores (0: no check)")
+    memory_gb: float = Field(default=MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
+
+    def model_post_init(self, _: object) -> None:
+        super().model_post_init(_)
+        level_named(self.level).check_source(self.source)
+        method_named(self.method).check_level(self.level)
+
+    @property
+    def chosen_method(self) -> Method:
+        """The registered method."""
+        return method_named(self.method)
+
+    @property
+    def method_settings(self) -> MethodSettings:
+        """The settings of the method: its fields that these settings have too."""
+        cls = self.chosen_method.settings
+        return cls(**{name: getattr(self, name) for name in cls.model_fields if hasattr(self, name)})
+
+
+class GraphRecord(Settings):
+    """The shape of a model's component graph."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    parallel: bool = False
+    coupled: bool = False
+
+    def graph(self) -> Graph:
+        return Graph(**self.model_dump())
+
+
+class CircuitRecord(Record):
+    """The schema of ``result.json``."""
+
+    model: str
+    task: str
+    sparse: bool | None = Field(default=None, description="whether the model's attention is gated; None: not recorded")
+    dense: str | None = Field(
+        default=None, description="the dense model that a sparse one is compared with, if it was named"
+    )
+    graph: GraphRecord | None = None
+    settings: CircuitSettings
+    count: float | None = Field(default=None, description="gates needed for the threshold; None: never reached")
+    total: int | None = Field(default=None, description="number of gates")
+    validity: Validity
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitResult:
+    """A ranking of all gates for each task seed, the curve of its circuits, and what speaks for them."""
+
+    model: str
+    task: str
+    settings: CircuitSettings
+    scores: list[Scores]  # one for each task seed; empty if the result was read without its scores
+    curve: Curve
+    validity: Validity
+    seconds: float
+    sparse: bool | None = None  # whether the model's attention is gated; None: the run does not say
+    dense: str | None = None  # the dense model that a sparse one is compared with, if it was named
+    graph: Graph | None = None  # None: saved by version 0.1
+
+    @property
+    def count(self) -> float | None:
+        """Gates needed for the threshold; None if the curve never reaches it."""
+        return self.curve.count_at(self.settings.threshold)
+
+
+def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRecord:
+    """Write all files of a result but ``result.json``, and return what that file shall hold."""
+    first = result.settings.seed
+    tensors = {
+        f"seed-{seed}.{name}": tensor
+        for seed, scores in enumerate(result.scores, start=first)
+        for name, tensor in scores.tensors().items()
+    }
+    write_tensors(folder / "scores.safetensors", tensors)
+    save_curve(result.curve, folder)
+    point = result.curve.point_at(result.settings.threshold)
+    if isinstance(scores := result.scores[0], EdgeScores) and point is not None:
+        [order] = scores.orders(result.settings.ranking)
+        masks = EDGES.masks(model, order, [result.curve.asked[point]])
+        write_graph(folder / "circuit.json", scores, EDGES.prune(model, masks)[0], model.anatomy.width)
+    return CircuitRecord(
+        schema_version=SCHEMA_VERSION,
+        model=result.model,
+        task=result.task,
+        sparse=result.sparse,
+        dense=result.dense,
+        graph=None if result.graph is None else GraphRecord(**asdict(result.graph)),
+        settings=result.settings,
+        count=result.count,
+        total=result.curve.total,
+        validity=result.validity,
+        seconds=result.seconds,
+    )
+
+
+def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
+    """A saved result.
+
+    Arguments:
+        scores: also read the scores of all gates, which are large for attention edges.
+    """
+    folder = Path(folder)
+    record = read_record(folder / RESULT, CircuitRecord)
+    graph = None if record.graph is None else record.graph.graph()
+    return CircuitResult(
+        record.model,
+        record.task,
+        record.settings,
+        load_scores(folder, record.settings, graph) if scores else [],
+        load_curve(folder),
+        record.validity,
+        record.seconds,
+        record.sparse,
+        record.dense,
+        graph,
+    )
+
+
+def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None) -> list[Scores]:
+    """The scores of a saved run, one for each task seed."""
+    tensors = read_tensors(folder / "scores.safetensors")
+    all_scores: list[Scores] = []
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        prefix = f"seed-{seed}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if not own or (graph is None and settings.level == EDGES.name):
+            raise GatelensError(f"{folder} lacks the scores of task seed {seed}: run the job again.")
+        all_scores.append(LEVELS[settings.level].read_scores(own, graph, settings.method))  # type: ignore[arg-type]
+    return all_scores

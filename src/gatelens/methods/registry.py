@@ -1,0 +1,88 @@
+"""Methods are registered values: ways of giving every gate of a level a score.
+
+Each file of this room makes a `Method` and registers it when it is imported; `method_named` imports all of them. To add
+a
+method, add a file: the command line, studies, cost estimates and the reference read the registry.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from gatelens.errors import GatelensError
+from gatelens.gates.level import Level, Scores
+from gatelens.model import Model
+from gatelens.runtime.context import Context
+from gatelens.runtime.settings import Settings, unknown_name
+from gatelens.tasks.base import CircuitTask
+
+
+class MethodSettings(Settings):
+    """Settings of a method; a method without settings uses this class itself."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of scoring gates.
+
+    Arguments:
+        name: as in ``--method``.
+        score: called as score(level, model, task, settings, context); returns scores of the level.
+        levels: names of the levels that it works on.
+        forwards: called as forwards(level, n_gates, settings); the cost for one prompt in forward passes.
+        paper: where it is published.
+        help: one line for the command line.
+        settings: the class of its settings.
+        exact: whether its scores are exact, so that they need no check by patching.
+    """
+
+    name: str
+    score: Callable[[Level[Any], Model, CircuitTask, Any, Context], Scores]
+    levels: tuple[str, ...]
+    forwards: Callable[[Level[Any], int, Any], float]
+    paper: str
+    help: str
+    settings: type[MethodSettings] = field(default=MethodSettings)
+    exact: bool = False
+
+    def check_level(self, level: str) -> None:
+        """Raise an error if the method does not work on this level."""
+        if level not in self.levels:
+            raise GatelensError(f"the method {self.name} does not score {level}: it scores {', '.join(self.levels)}.")
+
+
+_METHODS: dict[str, Method] = {}
+
+
+def register(method: Method) -> Method:
+    """Add a method. Two methods of one name are an error in the code."""
+    if method.name in _METHODS:
+        raise ValueError(f"the method {method.name} is registered twice")
+    _METHODS[method.name] = method
+    return method
+
+
+@cache
+def _import_all() -> None:
+    import gatelens.methods
+
+    for module in pkgutil.iter_modules(gatelens.methods.__path__):
+        import_module(f"gatelens.methods.{module.name}")
+
+
+def methods() -> dict[str, Method]:
+    """All registered methods by name."""
+    _import_all()
+    return dict(sorted(_METHODS.items()))
+
+
+def method_named(name: str) -> Method:
+    """The method with this name; an error lists the names that exist."""
+    if name not in methods():
+        raise GatelensError(unknown_name("method", name, methods()))
+    return _METHODS[name]
