@@ -1,7 +1,8 @@
 """What a training step of smollm2 costs, in units of the same step with dense attention: ``python -m bench.sparsify``.
 
-One thread, LoRA on the attention, KL from the dense model: a forward of the dense model, forward and backward of the
-trained one, Adam. The floor does the same with torch's sdpa in place of gated attention and without the sparsity term.
+One thread, LoRA on the attention, KL from the dense model: a forward pass of the dense model, a forward and backward
+pass of the trained one, Adam. The floor does the same with torch's sdpa instead of gated attention, and without the
+sparsity term.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def gated_step(training: Training) -> Callable[[], object]:
 
 def dense_step(training: Training) -> Callable[[], object]:
     """The step without gates."""
-    tokens = training.records.batch(range(training.settings.batch))
+    tokens = training.sequences.batch(range(training.settings.batch))
     student = training.student
 
     def step() -> None:
         training.optimizer.zero_grad()
         with torch.no_grad():
-            right = training.dense(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+            dense = training.dense(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
         student.train()
         with dense_attention(student.hf):
-            ours = training.module(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
-            kl_divergence(right, ours).mean().backward()
+            trained = training.module(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+            kl_divergence(dense, trained).mean().backward()
         training.optimizer.step()
 
     return step

@@ -35,25 +35,25 @@ FOLDER = ADAPTERS["sparse-smollm2"]
 LOGS = Path(__file__).parents[1] / "results" / "sparse-smollm2"
 TASKS = ("ioi", "docstring", "greater-than")
 PROMPTS = 256
-LOOKED_AT = STAGES[0].judge_sequences  # the first sequences of each text, by which training was followed
+LOOKED_AT = STAGES[0].judge_sequences  # sequences at the beginning of each text that were evaluated during training
 SHIFTS = (-1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def pack() -> list[int]:
     """Write the adapter of the last stage that has a checkpoint; return the steps of each stage up to there."""
     runs = [Path(OUT) / str(number) for number in range(1, len(STAGES) + 1)]
-    begun = [(run, last) for run in runs if (last := Checkpoints(run / "checkpoints").last()) is not None]
-    if not begun:
-        raise SystemExit(f"no checkpoint in {OUT}: run sparse_smollm2.py first")
-    steps = [json.loads((last / "state.json").read_text())["steps"] for _, last in begun]
-    weights = load_file(begun[-1][1] / "weights.safetensors")
+    started = [(run, last) for run in runs if (last := Checkpoints(run / "checkpoints").last()) is not None]
+    if not started:
+        raise SystemExit(f"{OUT} has no checkpoint: run sparse_smollm2.py first")
+    steps = [json.loads((last / "state.json").read_text())["steps"] for _, last in started]
+    weights = load_file(started[-1][1] / "weights.safetensors")
     layers = {int(re.findall(r"\.(\d+)\.", name)[0]): w for name, w in weights.items() if name.endswith("gate_bias")}
     biases = torch.stack([layers[layer] for layer in sorted(layers)])
-    settings = [stage.as_dict() for stage in STAGES[: len(begun)]]
+    settings = [stage.as_dict() for stage in STAGES[: len(started)]]
     about = {"base": "smollm2", "steps": steps, "stages": settings}
     write_adapter(FOLDER, weights, GateValues("score", biases), SCALE, about, torch.float16)
     LOGS.mkdir(parents=True, exist_ok=True)
-    for number, (run, _) in enumerate(begun, 1):
+    for number, (run, _) in enumerate(started, 1):
         for name in ("log.csv", "judged.csv"):
             if (run / name).exists():
                 shutil.copy(run / name, LOGS / f"{Path(name).stem}-{number}.csv")
@@ -62,17 +62,17 @@ def pack() -> list[int]:
 
 @torch.no_grad()
 def accuracy(model: Model, name: str, dense: Model) -> float:
-    """Share of a task's prompts whose answers win; the prompts are those of the dense model."""
+    """The share of a task's prompts that are answered correctly; the prompts are those of the dense model."""
     prompts = task(name, dense, n=PROMPTS, seed=1)
     right = 0
     for bucket in prompts.buckets:
-        rows = [model.hf(input_ids=tokens, use_cache=False).logits[:, -1] for tokens in bucket.clean.split(8)]
-        right += int(prompts.correct(torch.cat(rows), bucket).sum())
+        logits = [model.hf(input_ids=tokens, use_cache=False).logits[:, -1] for tokens in bucket.clean.split(8)]
+        right += int(prompts.correct(torch.cat(logits), bucket).sum())
     return right / len(prompts)
 
 
 def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
-    """Write loss and open edges with all biases moved together: less bias, fewer edges, more loss."""
+    """Write loss and open edges for biases that are all shifted: a smaller bias gives fewer edges and more loss."""
     trained = gate_biases(sparse.hf)
     with (LOGS / "trade-off.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -80,8 +80,8 @@ def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
         for shift in SHIFTS:
             make_sparse(sparse.hf, trained + shift)
             judged = evaluate(sparse, list(HELD_OUT), dense, length=256, most=sequences, skip=LOOKED_AT)
-            for text, one in judged.items():
-                numbers = (one.open_share, one.above_dense, one.kl)
+            for text, judgement in judged.items():
+                numbers = (judgement.open_share, judgement.above_dense, judgement.kl)
                 writer.writerow([text, shift, *(f"{number:.5f}" for number in numbers)])
                 print(text, f"{shift:+.1f}", *(f"{number:.4f}" for number in numbers), flush=True)
     make_sparse(sparse.hf, trained)

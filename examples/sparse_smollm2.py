@@ -1,21 +1,26 @@
 """Train the built-in model `sparse-smollm2`: SmolLM2 with sparse attention. Takes hours on one core.
 
-Run it from the top of the repository; killed at any moment, the same command continues where it was:
+Run it from the top of the repository. If it is killed, the same command resumes it:
 
     nohup nice -n 5 python examples/sparse_smollm2.py > sparse-smollm2.log 2>&1 &
 
-Every stage starts from the last one's weights with a fresh optimizer. The first closes most gates within a hundred
-steps, at large learning rates and a KL above its target; the second brings the KL back to the target, the third spends
-what that has left. By then eight heads of the first two layers hold a third of all open edges, their gates so wide open
-that no gradient reaches them: the fourth stage lowers their biases, adds Python code to the text, and holds
-cross-entropy as well as KL; the fifth holds it in each row, so that a gain on one kind of text pays for no loss on
-another; from the sixth on it is KL alone again, at a fixed weight. The eighth adds Python that documents its parameters
-(it was stopped at step 460), the ninth short passages that stand twice, so that copying from the context is not lost
-among all that running text asks for more often; the tenth (stopped at step 320) to the last read much more of that
-kind, and ever more documented functions (`sparse_smollm2_text.py`).
+Every stage starts from the weights of the stage before, with a new optimizer:
 
-wikitext2-test and sherlock-holmes are held out: they are looked at, never trained on. Nor are the tasks.
-`pack_sparse_smollm2.py` makes the built-in model of the last checkpoint.
+    1       closes most gates within a hundred steps, with large learning rates and a KL above its target
+    2, 3    bring the KL back to the target, then close more gates
+    4       Eight heads of the first two layers now have a third of all open edges, and their gates are so wide open
+            that they have no gradient. This stage lowers their biases, adds Python code to the text, and constrains
+            the cross-entropy as well as the KL.
+    5       constrains the cross-entropy of each sequence, so that a gain on one kind of text does not make up for a
+            loss on another
+    6, 7    use the KL alone, with a fixed weight
+    8       adds Python code that documents its parameters (stopped at step 460)
+    9       adds short passages that are repeated, so that the model does not forget to copy from its context
+    10-12   read much more of these passages, and more documented functions each (stage 10 was stopped at step 320)
+
+`sparse_smollm2_text.py` writes the text. wikitext2-test and sherlock-holmes are held out: the model is evaluated on
+them and never trained on them, nor on the tasks. `pack_sparse_smollm2.py` makes the built-in model from the last
+checkpoint.
 """
 
 from pathlib import Path
@@ -37,9 +42,10 @@ MIXTURES = {
 
 
 def stage(seed: int, fixed: float | None = None, **changes: Any) -> SparsifySettings:
-    """Settings of a stage: two sequences of 256 tokens a step, two in five of them written by the dense model.
+    """The settings of a stage: two sequences of 256 tokens per step, of which the dense model wrote 40 %.
 
-    fixed: a weight of the KL that does not move; such a stage has no other use of its target.
+    Arguments:
+        fixed: a constant weight of the KL; the target then has no effect.
     """
     if fixed is not None:
         changes |= {"target": 0.15, "multiplier": fixed, "multiplier_low": fixed, "multiplier_high": fixed}
@@ -175,7 +181,7 @@ STAGES = [
 
 
 def write_texts(dense: gatelens.Model) -> None:
-    """The texts that are not there yet."""
+    """Write the texts that do not exist yet."""
     every_code = (CODE, MORE_CODE)
     if not all(Path(path).exists() for path in every_code):
         write_code(CODE, MORE_CODE)
@@ -193,7 +199,7 @@ def _mixture(number: int) -> str:
 
 
 def text_of(number: int) -> list[str]:
-    """What a stage reads, counted from 1."""
+    """The texts of a stage; stages are counted from 1."""
     if number in MIXTURES:
         return [_mixture(number)]
     return [*PROSE, *(text for first, text in ((4, CODE), (8, MORE_CODE), (9, TWICE)) if number >= first)]

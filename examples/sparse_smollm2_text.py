@@ -1,9 +1,14 @@
-"""What `sparse_smollm2.py` trains on beside the novels and Wikipedia: Python, passages to copy from, the model's own.
+"""The text that `sparse_smollm2.py` trains on besides novels and Wikipedia.
 
-Running text seldom asks a model to find a word again in its context, so that a mean over running text hardly notices
-when it has forgotten how. So some passages stand twice; some have their names or rarer words exchanged, the same one
-always for the same one, which leaves nothing to guess them by, among them functions with documented parameters; and the
-dense model writes on from signatures and from beginnings of stories. No task's prompts or templates are in here.
+Running text seldom requires a model to find a word in its context again, so the mean loss over running text hardly
+changes if a model has forgotten how. The following passages require it:
+
+- passages that are repeated;
+- passages in which names or rare words are exchanged for others, each always for the same one, so that they cannot be
+  guessed; some of these passages are functions with documented parameters;
+- text that the dense model writes after function signatures and after first sentences of stories.
+
+None of it contains prompts or templates of a task.
 """
 
 import ast
@@ -32,7 +37,7 @@ VENDORED, INSTALLED = Path(pip.__file__).parent / "_vendor", Path(torch.__file__
 
 SEQUENCE = (1000, 1001)  # characters, of about 256 tokens
 WORD = re.compile(r"[A-Za-z][a-z]+")
-COMMON = 60  # words of a text that are never exchanged: the, and, self, return
+COMMON = 60  # how many of the most frequent words are never exchanged: the, and, self, return
 SIGNATURE = re.compile(r"^ *(def \w+\((?:[^(),\n]+, ){2,}[^(),\n]+\)[^()\n]*:)$", re.MULTILINE)
 STORIES = (
     "{A} had known {B} since they were children, but",
@@ -61,13 +66,13 @@ PEOPLE = WORD.findall(
 
 
 def write_code(code: str, more_code: str) -> None:
-    """Python as people write it: packages that come with pip, and files of others whose docstrings name parameters."""
+    """Write Python code: of packages that come with pip, and files of other packages that document parameters."""
     _join(_python(VENDORED, PACKAGES), code)
     _join([text for text in _python(INSTALLED, DOCUMENTED) if ":param " in text], more_code)
 
 
 def write_twice(sources: tuple[str, ...], path: str) -> None:
-    """Short passages of all the texts, each of which stands twice: what follows can be copied from the context."""
+    """Write short passages of all texts, each of them twice, so that the second can be copied from the context."""
     draw = random.Random(0)
     passages = [passage for source in sources for passage in _passages(draw, _read(source), 700, (60, 400))]
     draw.shuffle(passages)
@@ -76,16 +81,15 @@ def write_twice(sources: tuple[str, ...], path: str) -> None:
 
 @dataclass(frozen=True)
 class Mixture:
-    """How many passages of each kind: of each prose, plain and with names exchanged; of each code, plain and with words
-    exchanged; how often each documented function, its words exchanged anew; passages that stand twice."""
+    """How many passages of each kind a text has."""
 
-    prose: tuple[int, int]
-    code: tuple[int, int]
-    functions: int
-    twice: int
+    prose: tuple[int, int]  # of each prose text: unchanged, and with names exchanged
+    code: tuple[int, int]  # of each code text: unchanged, and with words exchanged
+    functions: int  # copies of each documented function, with different words exchanged
+    twice: int  # repeated passages
 
     def write(self, prose: tuple[str, ...], code: tuple[str, ...], twice: str, written: str, path: str) -> None:
-        """All of them, and what the model wrote, in a random order."""
+        """Write all of them, and what the model wrote, in random order."""
         draw = random.Random(1)
         passages = _read(written).split("\n\n\n")
         for source in (*prose, *code):
@@ -106,9 +110,9 @@ class Mixture:
 
 @torch.no_grad()
 def write_own(dense: Model, code: tuple[str, ...], path: str, length: int = 256, at_once: int = 32) -> None:
-    """What the dense model writes after signatures of the code and after beginnings of stories, at temperature 1."""
+    """Let the dense model continue function signatures and first sentences of stories, at temperature 1."""
     draw = random.Random(2)
-    signatures = sorted({found for source in code for found in SIGNATURE.findall(_read(source)) if len(found) < 120})
+    signatures = sorted({each for source in code for each in SIGNATURE.findall(_read(source)) if len(each) < 120})
     openings = [f'{signature}\n    """' for signature in draw.sample(signatures, 5 * at_once)]
     for _ in range(8):
         openings += [story.format_map(dict(zip("ABC", draw.sample(PEOPLE, 3), strict=True))) for story in STORIES]
@@ -128,27 +132,27 @@ def write_own(dense: Model, code: tuple[str, ...], path: str, length: int = 256,
 
 
 def _exchange(draw: random.Random, passage: str, words: list[str], others: Sequence[str], share: float) -> str:
-    """The passage with a share of these words exchanged for others, the same one for the same one throughout."""
-    found = sorted(set(WORD.findall(passage)).intersection(words))
-    other = {word: draw.choice(others) for word in found if draw.random() < share}
+    """A passage with a share of these words exchanged for others, each always for the same one."""
+    present = sorted(set(WORD.findall(passage)).intersection(words))
+    other = {word: draw.choice(others) for word in present if draw.random() < share}
     return WORD.sub(lambda match: other.get(match[0], match[0]), passage)
 
 
 def _rare(text: str) -> list[str]:
-    """Words but the commonest, and but those that hardly occur."""
+    """All words except the most frequent ones and those that occur less than three times."""
     counts = Counter(WORD.findall(text)).most_common()
     return sorted(word for word, n in counts[COMMON:] if n >= 3 and len(word) >= 3)
 
 
 def _names(text: str) -> list[str]:
-    """Words that are always capitals' and stand within sentences: for the most part people and places."""
+    """Words inside sentences that are always capitalized: mostly people and places."""
     within = Counter(re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", text))
     small = set(re.findall(r"\b[a-z]+\b", text))
     return sorted(word for word, n in within.items() if n >= 5 and word.lower() not in small)
 
 
 def _documented(text: str) -> list[str]:
-    """Functions whose docstring names two parameters or more; nothing stands before these but its first line."""
+    """Functions whose docstring documents at least two parameters, right after its first line."""
     lines, functions = text.splitlines(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").count(":param ") >= 2:
@@ -158,7 +162,7 @@ def _documented(text: str) -> list[str]:
 
 
 def _passages(draw: random.Random, text: str, count: int, length: tuple[int, int]) -> list[str]:
-    """Passages from anywhere in a text, of a length in characters that is drawn from this range."""
+    """Passages from anywhere in a text, with a random length in characters from this range."""
     starts = ((draw.randrange(len(text) - length[1]), draw.randrange(*length)) for _ in range(count))
     return [text[start : start + size].strip() for start, size in starts]
 

@@ -82,7 +82,7 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     next(documents("someone/data"))
     assert asked[-1] == ("someone/data", None, "train", True)
     module.load_dataset = lambda *_, **__: [{"text": "t3"}, {"text": None}]  # type: ignore[attr-defined]
-    with pytest.raises(GatelensError, match="row 2 of the data set someone/data has no field 'text' with a string"):
+    with pytest.raises(GatelensError, match="record 2 of the data set someone/data has no field 'text' with a string"):
         list(documents("someone/data"))
 
 
@@ -117,11 +117,11 @@ def test_held_out_text_is_no_part_of_the_training_text(tmp_path: Path, monkeypat
     keep_apart(["a"], ["b", "b/x.txt", "a/../b"])
     keep_apart(["some/data", "some/data:c:train"], ["some/data::test", "some/data:d:train"])
     for trained, held, says in (
-        (["b", "a/x.txt"], ["a/x.txt"], r"held-out text a/x\.txt is trained on too \(.*a/x\.txt\)"),
+        (["b", "a/x.txt"], ["a/x.txt"], r"held-out text a/x\.txt is also trained on \(.*a/x\.txt\)"),
         (["b", "a"], [tmp_path / "a" / "y.txt"], r"a/y\.txt"),
         (["b/x.txt"], ["a", tmp_path], r"b/x\.txt"),
-        (["a/x.txt"], ["link"], r"held-out text link is trained on too"),
-        (["some/data"], ["some/data::train"], "some/data::train is trained on"),
+        (["a/x.txt"], ["link"], r"held-out text link is also trained on"),
+        (["some/data"], ["some/data::train"], "some/data::train is also trained on"),
     ):
         with pytest.raises(GatelensError, match=says):
             keep_apart(trained, held)  # type: ignore[arg-type]

@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 
 Source = str | Path
-ROWS = (".jsonl", ".ndjson")  # a document in each line
-SUFFIXES = (".txt", ".md", ".rst", *ROWS)
-PIECE = 100_000  # characters tokenised at a time
+"""A text file, a folder of text files, a JSON-lines file, or the name of a hub data set."""
+JSON_LINES = (".jsonl", ".ndjson")  # one document per line
+SUFFIXES = (".txt", ".md", ".rst", *JSON_LINES)
+PIECE = 100_000  # characters that are tokenized at a time
 
 
-def sequences(tokenizer: Any, source: Source, length: int, most: int | None = None) -> Tensor:
-    """The text of a source cut into sequences: int64 (sequence, length), at most `most` of them.
+def sequences(tokenizer: Any, source: Source, length: int, most: int | None = None) -> Int[Tensor, "sequence {length}"]:
+    """The text of a source cut into sequences of equal length.
 
-    Documents follow one another, an end-of-text token between them; what is left over at the end is dropped. Reading
-    stops when there are enough, so that a streamed data set is read no further than needed.
+    Documents are joined, with an end-of-text token after each. An incomplete sequence at the end is dropped. A data set
+    is streamed only as far as it is needed.
+
+    Arguments:
+        most: the largest number of sequences; None reads the whole source.
     """
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens: list[int] = []
@@ -33,115 +38,117 @@ def sequences(tokenizer: Any, source: Source, length: int, most: int | None = No
         tokens += end
         if most is not None and len(tokens) >= most * length:
             break
-    found = len(tokens) // length
-    if found == 0:
+    count = len(tokens) // length
+    if count == 0:
         raise GatelensError(
             f"the text {source} has {len(tokens)} tokens, less than one sequence of {length}: "
             "give more text or a smaller length."
         )
-    return torch.tensor(tokens[: found * length]).view(found, length)[:most]
+    return torch.tensor(tokens[: count * length]).view(count, length)[:most]
 
 
 def documents(source: Source) -> Iterator[str]:
-    """The documents of a source: a text file, a folder of them, a JSON-lines file, or a hub data set.
+    """The documents of a source.
 
-    A JSON-lines file and a data set have a document in the field `text` of each row. A data set is written as
-    `name`, `name:config` or `name:config:split`, the split being `train` unless given.
+    A JSON-lines file and a data set have a document in the field `text` of each record. A data set is written as
+    `name`, `name:config` or `name:config:split`; the split is `train` by default.
     """
-    found = files(source)
-    if found is None:
-        yield from _hub(str(source))
+    paths = files(source)
+    if paths is None:
+        yield from _hub_documents(str(source))
     else:
-        for file in found:
-            yield from _file(file)
+        for path in paths:
+            yield from _file_documents(path)
 
 
 def files(source: Source) -> list[Path] | None:
     """The files that a source is read from, or None for a hub data set, which is streamed."""
     path = Path(source)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not found:
+        inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not inside:
             raise GatelensError(f"the folder {path} holds no text: it has no file that ends in {', '.join(SUFFIXES)}.")
-        return found
+        return inside
     if path.exists():
         return [path]
     if path.suffix in SUFFIXES or path.is_absolute() or str(source).startswith((".", "~")):
         raise GatelensError(
-            f"no text {source}: give a file, a folder, a JSON-lines file or a hub data set that exists."
+            f"there is no text {source}: give a file, a folder, a JSON-lines file or a hub data set that exists."
         )
     return None
 
 
 def keep_apart(trained: Iterable[Source], held_out: Iterable[Source]) -> None:
-    """Refuse held-out text that is trained on: the same file by whatever path, or the same split of a data set."""
+    """Raise an error if held-out text is trained on: the same file, by any path, or the same split of a data set."""
     seen = {part for source in trained for part in _parts(source)}
     for source in held_out:
-        if both := [part for part in _parts(source) if part in seen]:
+        if shared := [part for part in _parts(source) if part in seen]:
             raise GatelensError(
-                f"the held-out text {source} is trained on too ({both[0]}): hold out text that is no part of --text."
+                f"the held-out text {source} is also trained on ({shared[0]}): hold out text that is not in --text."
             )
 
 
 def _parts(source: Source) -> list[str]:
-    found = files(source)
-    return [":".join(_address(str(source)))] if found is None else [str(file.resolve()) for file in found]
+    """The files of a source, or the address of a data set."""
+    paths = files(source)
+    return [":".join(_address(str(source)))] if paths is None else [str(path.resolve()) for path in paths]
 
 
-def _file(path: Path) -> Iterator[str]:
+def _file_documents(path: Path) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GatelensError(f"cannot read the text {path} ({error}): give a readable file in UTF-8.") from error
-    if path.suffix not in ROWS:
+    if path.suffix not in JSON_LINES:
         yield text
         return
-    for number, line in enumerate(text.split("\n"), 1):  # strings may hold what else Unicode calls the end of a line
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON strings may hold other line separators
         if line.strip():
             try:
-                row = json.loads(line)
+                record = json.loads(line)
             except ValueError as error:
                 raise GatelensError(
-                    f"line {number} of {path} is no JSON ({error}): give an object in every line."
+                    f"line {number} of {path} is not JSON ({error}): every line should hold an object."
                 ) from error
-            yield _document(row, f"line {number} of {path}")
+            yield _document(record, f"line {number} of {path}")
 
 
-def _document(row: Any, where: str) -> str:
-    text = row.get("text") if isinstance(row, dict) else None
+def _document(record: Any, place: str) -> str:
+    text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise GatelensError(f"{where} has no field 'text' with a string in it, where gatelens reads a document.")
+        raise GatelensError(f"{place} has no field 'text' with a string: gatelens reads documents from this field.")
     return text
 
 
-def _hub(name: str) -> Iterator[str]:
+def _hub_documents(name: str) -> Iterator[str]:
     if importlib.util.find_spec("datasets") is None:
         raise GatelensError(
-            f"no file or folder {name}; to stream it as a hub data set, run `pip install 'gatelens[datasets]'`."
+            f"there is no file or folder {name}; to stream it as a hub data set, run "
+            "`pip install 'gatelens[datasets]'`."
         )
     from datasets import load_dataset
 
-    where, config, split = _address(name)
+    address, config, split = _address(name)
     try:
-        for number, row in enumerate(load_dataset(where, config or None, split=split, streaming=True), 1):
-            yield _document(row, f"row {number} of the data set {name}")
+        for number, record in enumerate(load_dataset(address, config or None, split=split, streaming=True), 1):
+            yield _document(record, f"record {number} of the data set {name}")
     except GatelensError:
         raise
-    except Exception as error:  # the hub and its readers raise errors of many kinds
+    except Exception as error:  # the hub and the readers of its formats raise errors of many types
         reason = " ".join(str(error).split())[:200]
         raise GatelensError(
-            f"no file or folder {name}, and the hub does not give it as a data set ({reason}): check the name."
+            f"there is no file or folder {name}, and the hub has no such data set ({reason}): check the name."
         ) from error
 
 
 def _address(name: str) -> tuple[str, str, str]:
-    """The name, the config ("" for the only one) and the split of a hub data set."""
-    where, config, split = [*name.split(":"), "", ""][:3]
-    return where, config, split or "train"
+    """The name, the config (empty if it is not given) and the split of a hub data set."""
+    address, config, split = [*name.split(":"), "", ""][:3]
+    return address, config, split or "train"
 
 
 def _pieces(document: str) -> Iterator[str]:
-    """A long document in pieces that end at a line's end: tokenisers are slow on very long strings."""
+    """A long document in pieces that end at the end of a line: tokenizers are slow on very long strings."""
     start = 0
     while start < len(document):
         stop = document.find("\n", start + PIECE)
