@@ -112,25 +112,28 @@ class RunFolder:
 
     def _claim(self, path: Path) -> None:
         make_folder(path)
-        if self._is_complete(path):
-            return
-        if is_main():
+        self._refuse_another(path)
+        self.complete = self._is_finished(path)
+        if is_main() and not self.complete:
             self._take_lock(path)
-            if self._is_complete(path):  # another process finished it in the meantime
-                return
-            if not (path / ASKED).exists():
-                write_json(path / ASKED, self.asked)
+            self.complete = self._is_finished(path)  # another process may have finished it in the meantime
+            self._write_request(path)
 
-    def _is_complete(self, path: Path) -> bool:
-        """Whether the run is finished. A folder with other files, or with another request, is refused."""
+    def _refuse_another(self, path: Path) -> None:
+        """Raise an error if the folder holds other files, or the run of another request."""
         if (path / ASKED).exists():
             refuse_another_request(path, read_json(path / ASKED), self.asked)
         elif any(file.suffix != ".tmp" and file.name != LOCK for file in path.iterdir()):
             raise GatelensError(
                 f"{path} holds other files and not a run of gatelens: give an empty folder or a new one."
             )
-        self.complete = (path / RESULT).exists()
-        return self.complete
+
+    def _is_finished(self, path: Path) -> bool:
+        return (path / RESULT).exists()
+
+    def _write_request(self, path: Path) -> None:
+        if not (path / ASKED).exists():
+            write_json(path / ASKED, self.asked)
 
     def _take_lock(self, path: Path) -> None:
         assert self._lock is not None

@@ -16,7 +16,7 @@ from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.runtime.files import replace_file
-from gatelens.runtime.processes import Processes, is_main
+from gatelens.runtime.processes import Processes
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.versions import versions
 from gatelens.sparse.sparsify.settings import SparsifySettings
@@ -50,19 +50,25 @@ class SparsifyFolder(RunFolder):
         super().__init__(out, asked, processes=processes)
         self.settings = settings
 
-    def _check_request(self, path: Path) -> None:
-        asked = dict(self.asked)
+    def _refuse_another(self, path: Path) -> None:
         if (path / FILE).exists():
             saved = _read(path / FILE)
-            if "start" not in saved:  # written by an earlier version, which did not record it
-                del asked["start"]
-            self._refuse_another_run(path, saved, asked)
+            self._refuse_another_run(path, saved, self._comparable(saved))
         elif (path / "config.json").exists() or (path / "log.csv").exists():
             raise GatelensError(f"{path} holds other files already: give another folder.")
-        if is_main():
-            (path / RESULT).unlink(missing_ok=True)  # of fewer steps
-            record = {**asked, "settings": self.settings.as_dict(), "versions": versions()}
-            replace_file(path / FILE, json.dumps(record, indent=1))
+
+    def _is_finished(self, path: Path) -> bool:
+        return False  # a finished run may go on for more steps
+
+    def _write_request(self, path: Path) -> None:
+        (path / RESULT).unlink(missing_ok=True)  # the result of fewer steps
+        saved = _read(path / FILE) if (path / FILE).exists() else self.asked
+        record = {**self._comparable(saved), "settings": self.settings.as_dict(), "versions": versions()}
+        replace_file(path / FILE, json.dumps(record, indent=1))
+
+    def _comparable(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The request without what an earlier version did not record."""
+        return {name: value for name, value in self.asked.items() if name != "start" or "start" in saved}
 
     def _refuse_another_run(self, path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
         settings = self.settings
