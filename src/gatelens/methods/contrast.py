@@ -71,28 +71,13 @@ def fit_contrast(
         check_responses(model, task)
         warn_if_unknown(model, task, context)
     (keep_train, keep_test), (lose_train, lose_test) = (hold_out(task, settings.held_out) for task in tasks)
-    bfloat16 = use_bfloat16(model.device, settings.autocast)
-    ceiling = math.log(model.hf.config.vocab_size)
-
-    def batches(number: int) -> list[ResponseBatch]:
-        return [draw_batch(task, settings.batch, number, settings.seed) for task in (keep_train, lose_train)]
-
-    def loss(number: int, gates: Tensor) -> Tensor:
-        # The ceiling is applied to each example, so that nothing depends on how examples are split into batches.
-        keep_nll, lose_nll = (nll(model, batch, gates, bfloat16) for batch in batches(number))
-        return keep_nll.mean(1) + (ceiling - lose_nll).clamp(min=0).mean(1)
-
-    def rows(number: int) -> int:
-        half = context.with_memory(context.memory_gb / 2)
-        return min(rows_at_once(model, batch, grad=True, context=half) for batch in batches(number))
-
     # 1. One fit for each seed of this process.
     processes = Processes(model.device)
     seeds = processes.share(settings.seeds)
     start = uniform_start(model, [settings.seed + seed for seed in seeds])
     schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
     names = FitNames("contrast", [f"contrast-{seed}" for seed in seeds], processes.name)
-    objective = Objective(loss, rows, penalties=torch.zeros(len(seeds)))
+    objective = _objective(model, (keep_train, lose_train), settings, len(seeds), context)
     logits, losses = fit_gates(start, objective, schedule, names, context)
     # 2. The seeds of all processes, on held-out examples; the last row has all gates open.
     gates = processes.gather(logits.sigmoid(), settings.seeds)
@@ -110,6 +95,33 @@ def fit_contrast(
         keep_open=float(keep_test_log_probs[-1]),
         lose_open=float(lose_test_log_probs[-1]),
     )
+
+
+def _objective(
+    model: Model, tasks: tuple[ResponseTask, ResponseTask], settings: ContrastSettings, rows: int, context: Context
+) -> Objective:
+    """The loss of `fit_contrast`, without a penalty.
+
+    Arguments:
+        tasks: the examples to keep and to lose.
+        rows: how many rows are fitted.
+    """
+    bfloat16 = use_bfloat16(model.device, settings.autocast)
+    ceiling = math.log(model.hf.config.vocab_size)
+    half = context.with_memory(context.memory_gb / 2)  # a row holds the activations of two batches
+
+    def batches(number: int) -> list[ResponseBatch]:
+        return [draw_batch(task, settings.batch, number, settings.seed) for task in tasks]
+
+    def loss(number: int, gates: Tensor) -> Tensor:
+        # The ceiling is applied to each example, so that nothing depends on how examples are split into batches.
+        keep_nll, lose_nll = (nll(model, batch, gates, bfloat16) for batch in batches(number))
+        return keep_nll.mean(1) + (ceiling - lose_nll).clamp(min=0).mean(1)
+
+    def at_once(number: int) -> int:
+        return min(rows_at_once(model, batch, grad=True, context=half) for batch in batches(number))
+
+    return Objective(loss, at_once, penalties=torch.zeros(rows))
 
 
 def hold_out(task: ResponseTask, share: float) -> tuple[ResponseTask, ResponseTask]:
