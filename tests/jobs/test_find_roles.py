@@ -24,9 +24,10 @@ from gatelens.cli.tables import roles_table
 from gatelens.gates.responses import share_known
 from gatelens.gates.roles import KINDS
 from gatelens.jobs.roles import find_roles
-from gatelens.measures.roles_result import RolesFile, RolesSettings, load_roles
+from gatelens.measures.roles_result import RolesRecord, RolesSettings, load_roles
 from gatelens.report.run_figures import draw_run
 from gatelens.runtime.files import write_tensors
+from gatelens.runtime.records import read_record
 from gatelens.tasks import task as make_task
 from gatelens.tasks.batches import as_responses, split
 
@@ -77,18 +78,18 @@ def test_results_of_version_0_1_still_open(folder: Path) -> None:
         assert curve.own is not None
         assert float(curve.change[-1]) == saved["change at the end"][curve.kind]
         assert float(curve.own.mean()) == saved["change of their own heads"][curve.kind]
-    file = RolesFile.read(folder)
-    assert file.heads_of_kind == saved["heads of each kind"]
-    assert (file.last_change, file.own_change) == (saved["change at the end"], saved["change of their own heads"])
+    record = read_record(folder / "result.json", RolesRecord)
+    assert record.heads_of_kind == saved["heads of each kind"]
+    assert (record.last_change, record.own_change) == (saved["change at the end"], saved["change of their own heads"])
 
 
 def test_a_file_of_a_later_version_or_a_damaged_one_is_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(sorted(FIRST_VERSION.iterdir())[0], tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     for change, sentence in (
-        ({"schema_version": 3}, "has schema version 3, but this version of gatelens reads up to 2"),
-        ({"model": None}, r"cannot read .*result.json \(model is None: it must be a valid string\)"),
-        ({"settings": saved["settings"] | {"seeds": 0}}, "seeds is 0: it must be greater than or equal to 1"),
+        ({"schema_version": 3}, r"newer version of gatelens \(schema 3; this one reads up to 2\)"),
+        ({"model": None}, "result.json: model is None: it must be a text"),
+        ({"settings": saved["settings"] | {"seeds": 0}}, "settings.seeds is 0: it must be at least 1"),
     ):
         (tmp_path / "run" / "result.json").write_text(json.dumps(saved | change))
         with pytest.raises(GatelensError, match=sentence):

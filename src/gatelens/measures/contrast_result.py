@@ -1,6 +1,6 @@
 """The result of ``gatelens contrast``: gates that keep one task and lose another, in a folder.
 
-``result.json``            the summary (`ContrastFile`)
+``result.json``            the summary (`ContrastRecord`)
 ``contrast.safetensors``   gates, losses and log-probabilities of every seed
 ``gates.csv``              the gate of every head, for each seed
 """
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.roles import Contrast
-from gatelens.measures.result_file import ResultFile
 from gatelens.methods.contrast import ContrastSettings
 from gatelens.model.components import Head
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_tensors, write_csv, write_tensors
 from gatelens.runtime.processes import is_main
-from gatelens.runtime.run_folder import RunFolder
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
 
 _TENSORS = "contrast.safetensors"
@@ -56,22 +56,31 @@ class ContrastResult:
     seconds: float
 
 
-class ContrastFile(ResultFile):
+class ContrastRecord(Record):
     """The schema of ``result.json``. Log-probabilities under the gates are means over seeds."""
 
+    model_config = ConfigDict(allow_inf_nan=True)  # a log-probability may overflow
+
+    model: str
     keep: str
     lose: str
     settings: TwoTaskSettings
+    seconds: float = Field(ge=0)
     keep_open: float = Field(description="log-probability of the responses to keep, all gates open")
     lose_open: float = Field(description="log-probability of the responses to lose, all gates open")
     keep_gated: float | None = Field(None, description="log-probability of the responses to keep, under the gates")
     lose_gated: float | None = Field(None, description="log-probability of the responses to lose, under the gates")
 
+    @model_validator(mode="before")
     @classmethod
-    def from_first_schema(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        converted = super().from_first_schema(values)
-        names = {"keep open": "keep_open", "lose open": "lose_open", "kept": "keep_gated", "lost": "lose_gated"}
-        return converted | {new: values[old] for old, new in names.items() if old in values}
+    def _from_version_1(cls, values: Any) -> Any:
+        """Files of gatelens 0.1 have other keys."""
+        if not isinstance(values, Mapping) or "schema_version" in values:
+            return values
+        return {_VERSION_1_KEYS.get(key, key): value for key, value in values.items()}
+
+
+_VERSION_1_KEYS = {"keep open": "keep_open", "lose open": "lose_open", "kept": "keep_gated", "lost": "lose_gated"}
 
 
 def save_contrast(result: ContrastResult, run: RunFolder) -> None:
@@ -82,27 +91,28 @@ def save_contrast(result: ContrastResult, run: RunFolder) -> None:
         write_tensors(run.path / _TENSORS, tensors)
         seeds = [f"seed {seed}" for seed in range(len(contrast.gates))]
         write_csv(run.path / "gates.csv", ["head", "mean", *seeds], _gate_records(contrast.gates))
-    file = ContrastFile(
+    record = ContrastRecord(
+        schema_version=SCHEMA_VERSION,
         **{name: getattr(result, name) for name in ("model", "keep", "lose", "settings", "seconds")},
         keep_open=contrast.keep_open,
         lose_open=contrast.lose_open,
         keep_gated=float(contrast.keep.mean()),
         lose_gated=float(contrast.lose.mean()),
     )
-    run.finish(file.to_json())
+    run.finish(record.model_dump(mode="json"))
 
 
 def load_contrast(folder: str | Path) -> ContrastResult:
     """The saved result of ``gatelens contrast`` or `find_contrast`. Results of version 0.1 are read too."""
     folder = Path(folder)
-    file = ContrastFile.read(folder)
+    record = read_record(folder / RESULT, ContrastRecord)
     tensors = read_tensors(folder / _TENSORS)
     try:
         by_seed = {name: tensors[name] for name in ("gates", "losses", "keep", "lose")}
     except KeyError as error:
         raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
-    contrast = Contrast(**by_seed, keep_open=file.keep_open, lose_open=file.lose_open)
-    return ContrastResult(file.model, file.keep, file.lose, file.settings, contrast, file.seconds)
+    contrast = Contrast(**by_seed, keep_open=record.keep_open, lose_open=record.lose_open)
+    return ContrastResult(record.model, record.keep, record.lose, record.settings, contrast, record.seconds)
 
 
 def _gate_records(gates: Tensor) -> Iterator[list[Any]]:

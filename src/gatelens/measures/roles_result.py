@@ -1,6 +1,6 @@
 """The result of ``gatelens gate``: the role of every head in a task and the ablation curves that test it, in a folder.
 
-``result.json``         the summary (`RolesFile`)
+``result.json``         the summary (`RolesRecord`)
 ``roles.safetensors``   gates, scores, losses and the ablation curves of every seed
 ``roles.csv``           the score of every head, for each kind and seed
 ``ablation.csv``        the ablation curves, with their intervals
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from gatelens.errors import GatelensError
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.ablation import AblationCurve, count_of_kind
-from gatelens.measures.result_file import ResultFile
 from gatelens.methods.head_gating import HeadGatingSettings
 from gatelens.model.components import Head
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_tensors, write_csv, write_tensors
 from gatelens.runtime.processes import is_main
-from gatelens.runtime.run_folder import RunFolder
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
 
 ORDERS = (*KINDS, "random")
@@ -67,13 +67,17 @@ class RolesResult:
     seconds: float
 
 
-class RolesFile(ResultFile):
+class RolesRecord(Record):
     """The schema of ``result.json``."""
 
+    model_config = ConfigDict(allow_inf_nan=True)  # a log-probability may overflow
+
+    model: str
     task: str
     sparse: bool
     settings: RolesSettings
     known: float | None = None
+    seconds: float = Field(ge=0)
     # Computed from the tensors, for those who read the file.
     summary: dict[str, dict[str, float]] = Field(
         {}, description="share of heads of each kind in all seeds, in any seed"
@@ -82,15 +86,21 @@ class RolesFile(ResultFile):
     last_change: dict[str, float] = Field({}, description="change at the last point of each curve")
     own_change: dict[str, float] = Field({}, description="change if exactly the heads of a kind are ablated")
 
+    @model_validator(mode="before")
     @classmethod
-    def from_first_schema(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        converted = super().from_first_schema(values)
-        # The first runs did not say whether the model is sparse; its name has to decide.
-        converted.setdefault("sparse", "sparse" in str(values.get("model")))
-        converted["heads_of_kind"] = values.get("heads of each kind", {})
-        converted["last_change"] = values.get("change at the end", {})
-        converted["own_change"] = values.get("change of their own heads", {})
-        return converted
+    def _from_version_1(cls, values: Any) -> Any:
+        """Files of gatelens 0.1 have other keys, and the first of them do not say whether the model is sparse."""
+        if not isinstance(values, Mapping) or "schema_version" in values:
+            return values
+        renamed = {_VERSION_1_KEYS.get(key, key): value for key, value in values.items()}
+        return {"sparse": "sparse" in str(values.get("model")), **renamed}
+
+
+_VERSION_1_KEYS = {
+    "heads of each kind": "heads_of_kind",
+    "change at the end": "last_change",
+    "change of their own heads": "own_change",
+}
 
 
 def save_roles(result: RolesResult, run: RunFolder) -> None:
@@ -110,13 +120,13 @@ def save_roles(result: RolesResult, run: RunFolder) -> None:
         write_csv(run.path / "roles.csv", ["head", "kind", "mean", *seeds], _score_records(roles))
         header = ["kind", "ablated", "of kind", "change", "low", "high"]
         write_csv(run.path / "ablation.csv", header, _curve_records(curves))
-    run.finish(_summary(result).to_json())
+    run.finish(_record(result).model_dump(mode="json"))
 
 
 def load_roles(folder: str | Path) -> RolesResult:
     """The saved result of ``gatelens gate`` or `find_roles`. Results of version 0.1 are read too."""
     folder = Path(folder)
-    file = RolesFile.read(folder)
+    record = read_record(folder / RESULT, RolesRecord)
     tensors = read_tensors(folder / _TENSORS)
     try:
         roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
@@ -132,12 +142,15 @@ def load_roles(folder: str | Path) -> RolesResult:
         ]
     except KeyError as error:
         raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
-    return RolesResult(file.model, file.sparse, file.task, file.settings, roles, curves, file.known, file.seconds)
+    return RolesResult(
+        record.model, record.sparse, record.task, record.settings, roles, curves, record.known, record.seconds
+    )
 
 
-def _summary(result: RolesResult) -> RolesFile:
+def _record(result: RolesResult) -> RolesRecord:
     curves = result.curves
-    return RolesFile(
+    return RolesRecord(
+        schema_version=SCHEMA_VERSION,
         model=result.model,
         sparse=result.sparse,
         task=result.task,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from gatelens.loading.builtin import path_of
 from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
-from gatelens.runtime.settings import Settings
 from gatelens.runtime.versions import versions
 
 Kind = Literal["circuit", "gate"]
@@ -92,16 +91,12 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """What was asked, without the memory it may take: that changes no numbers."""
-        if isinstance(self.settings, Settings):
-            settings = self.settings.identity()
-        else:
-            settings = {key: value for key, value in asdict(self.settings).items() if key != "memory_gb"}
         asked = {
             "kind": self.kind,
             "model": self.model.identity(),
             "task": self.task,
             "options": self.options,
-            "settings": settings,
+            "settings": self.settings.identity(),
         }
         plain: dict[str, Any] = json.loads(json.dumps(asked, default=str))
         return plain
@@ -117,10 +112,7 @@ class Cell:
 
     def half_memory(self) -> Cell:
         """The same with half the memory for runs: half the rows at once."""
-        half = self.settings.memory_gb / 2
-        if isinstance(self.settings, Settings):
-            return replace(self, settings=self.settings.replace(memory_gb=half))
-        return replace(self, settings=replace(self.settings, memory_gb=half))
+        return replace(self, settings=self.settings.replace(memory_gb=self.settings.memory_gb / 2))
 
 
 def cell_name(level: str, task: str, label: str, varied: dict[str, Any]) -> str:
