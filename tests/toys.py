@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gatelens.model import Model
+from gatelens.sparse.in_model import GateValues
 from gatelens.tasks.base import CircuitTask, from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
@@ -141,11 +142,16 @@ def read_all(_: str, sources: dict[str, Tensor], biases: Tensor) -> Tensor:
 
 
 def plain_run(
-    model: Model, tokens: Tensor, read: Read = read_all, embedding: Tensor | None = None
+    model: Model,
+    tokens: Tensor,
+    read: Read = read_all,
+    embedding: Tensor | None = None,
+    gates: GateValues | None = None,
 ) -> tuple[Any, Tensor]:
     """A decoder written out head by head: what every source wrote, and the logits at the last position.
 
     It knows GPT-2, GPT-NeoX, Llama and OLMo, and takes from the Hugging Face model its norms, MLPs and weights only.
+    gates: probability gates of a sparse model; their gradients are straight through.
     """
     parts = _PARTS[model.anatomy.model_type](model.hf)
     sources = {"embed": parts.embed(tokens) if embedding is None else embedding}
@@ -160,14 +166,21 @@ def plain_run(
                 read(f"{kv}.k", before, biases),
                 read(f"{kv}.v", before, biases),
             )
+            normed = [parts.norm(layer, x) for x in inputs]
             q, k, v = (
-                parts.project(layer, kind, head, parts.norm(layer, x))
-                for kind, head, x in zip("qkv", (h, h // group, h // group), inputs, strict=True)
+                parts.project(layer, kind, head, x)
+                for kind, head, x in zip("qkv", (h, h // group, h // group), normed, strict=True)
             )
             q, k = parts.rotate(q), parts.rotate(k)
             scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
             hidden = torch.ones(scores.shape[1:]).triu(1).bool()
-            z = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+            p, rest = scores.masked_fill(hidden, -torch.inf).softmax(-1), torch.zeros(())
+            if gates is not None:
+                bias, u, w, rest = (getattr(gates, name)[n, h] for name in ("bias", "query", "key", "rest"))
+                offsets = bias + (normed[0] @ u)[:, :, None] + (normed[1] @ w)[:, None]
+                soft = torch.sigmoid(p.masked_fill(hidden, 1.0).log() + offsets) * ~hidden
+                p = p * ((soft > 0.5).float() + soft - soft.detach())
+            z = rest + p @ (v - rest)
             sources[f"L{n}H{h}"] = parts.out(layer, h, z)
         if not model.anatomy.parallel:
             before, biases = dict(sources), biases + parts.out_bias(layer)

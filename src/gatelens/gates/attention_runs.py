@@ -22,7 +22,7 @@ from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, repeat
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.sparse.in_model import bias_of, is_sparse
+from gatelens.sparse.in_model import edge_gates, is_sparse
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -34,7 +34,7 @@ class AttentionRun:
     """The attention of one plain run."""
 
     weights: Sequence[Tensor]  # p of each layer: (prompt, head, query, key)
-    values: Sequence[Tensor]  # v of each layer, one for each head: (prompt, head, key, dim)
+    values: Sequence[Tensor]  # v of each layer, less the head's rest value if it has one: (prompt, head, key, dim)
     edges: Tensor  # (prompt, layer, head, query, key) bool: visible and, in a sparse model, open
     logits: Tensor  # (prompt, vocab), at the last position
 
@@ -132,8 +132,7 @@ def _intercept(
     config._attn_implementation = _NAME
     hooks.callback(setattr, config, "_attn_implementation", own)
     for block, attend in zip(model.anatomy.blocks, attends, strict=True):
-        bias = bias_of(block.attention) if sparse else None
-        block.attention.edge_gates = _EdgeGates(attend, bias, before_gates)  # type: ignore[assignment]
+        block.attention.edge_gates = _EdgeGates(attend, sparse, before_gates)  # type: ignore[assignment]
         hooks.callback(delattr, block.attention, "edge_gates")
 
 
@@ -142,7 +141,7 @@ class _EdgeGates:
     """What an attention module carries while it is intercepted."""
 
     attend: Attend
-    bias: Tensor | None  # (head,) of a sparse model
+    sparse: bool
     before_gates: Callable[[Tensor], None] | None = None
 
 
@@ -163,14 +162,19 @@ def _attention(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
-    edges = (attention_mask == 0).expand_as(scores)
+    edges, rest = (attention_mask == 0).expand_as(scores), None
     p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
     if gates.before_gates is not None:
         gates.before_gates(p)
-    if gates.bias is not None:
-        edges = edges & (scores + gates.bias[:, None, None] > 0)
+    if gates.sparse:
+        opened = edge_gates(module, scores, edges)
+        edges, rest = opened.edges, opened.rest
         p = p * edges
-    return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+    if rest is None:
+        return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+    # z = rest + sum over open keys of p (v - rest): an edge carries p (v - rest), and the rest value belongs to no edge
+    z = rest[:, None] + gates.attend(p, edges, value - rest[:, None])
+    return z.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attention)

@@ -18,6 +18,7 @@ from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward
 from gatelens.model import Model
 from gatelens.model.graph import Graph
+from gatelens.sparse.in_model import offset_modules
 from gatelens.tasks.base import Bucket
 
 _DESTINATIONS_AT_ONCE = 96
@@ -104,6 +105,19 @@ class EdgeAttribution:
             by_head = gradient.flatten(0, 1).transpose(0, 1).to(into)
             torch.bmm(by_head, projection.weight.to(into), out=into[start:stop].flatten(1, 2))
             start = stop
+        self._add_offsets(layer, gradients, into)
         into[start] = gradients.mlp[layer].to(into)
         block.before_attention.pull_back(into[:start], gradients.streams[layer].to(into.device))
         block.before_mlp.pull_back(into[start:], gradients.mlp_streams[layer].to(into.device))
+
+    def _add_offsets(self, layer: int, gradients: InputGradients, into: Tensor) -> None:
+        """Add what the q and k inputs receive through the offsets of a sparse model's gates, if they have any."""
+        anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
+        start = 0
+        for i, (module, n) in enumerate(
+            zip(offset_modules(block.attention) or (), (anatomy.n_heads, anatomy.n_kv_heads), strict=False)
+        ):
+            gradient = gradients.offsets[layer][i].to(into).unflatten(-1, (n, -1))  # (prompt, position, input, head)
+            weight = module.weight.to(into).unflatten(0, (n, -1))  # (input, head, width)
+            into[start : start + n] += torch.einsum("psng,ngw->npsw", gradient, weight)
+            start += n

@@ -25,6 +25,7 @@ from gatelens.model.anatomy import TransformerBlock
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import widen
+from gatelens.sparse.in_model import offset_modules
 
 Write = Callable[[int, Tensor], None]
 """Called as write(first source, outputs) with outputs (source, prompt, position, width)."""
@@ -190,7 +191,7 @@ class _EdgeRun:
         if self.closed_attention[layer]:
             projected: list[Tensor] = []
             hooks.before(block.layer, lambda stream: self._project(layer, block, stream, projected))
-            for module in block.qkv:
+            for module in (*(offset_modules(block.attention) or ()), *block.qkv):  # in the order of their calls
                 hooks.instead(module, lambda *_: projected.pop(0))
         if self.closed_mlp[layer]:
             at, stream = self.graph.mlp_input(layer), self.reference.mlp_inputs[layer]
@@ -216,11 +217,17 @@ class _EdgeRun:
         return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
 
     def _project(self, layer: int, block: TransformerBlock, stream: Tensor, projected: list[Tensor]) -> None:
-        """Put what the query, key and value projections give for the mixed inputs of every head."""
+        """Put what the query, key and value projections give for the mixed inputs of every head.
+
+        The gates of a sparse model may have offsets: those of queries are computed from the heads' q inputs, and those
+        of keys from the k inputs.
+        """
         anatomy = self.model.anatomy
         place, reference = self.graph.attention_inputs(layer), self.reference.attention_inputs[layer]
         projections = anatomy.projections(block)
         rows: list[list[Tensor]] = [[], [], []]  # q, k, v: (prompt, position, head, dim) of each row
+        offset_weights = [widen(module.weight) for module in offset_modules(block.attention) or ()]  # (head, width)
+        offsets: list[list[Tensor]] = [[] for _ in offset_weights]  # (prompt, position, head) of each row
         for row in range(self.rows):
             normed = block.before_attention(self._mix(row, place, reference).to(stream.device, stream.dtype))
             parts = normed.split([len(projection.weight) for projection in projections])
@@ -229,5 +236,8 @@ class _EdgeRun:
                 if projection.bias is not None:
                     out += projection.bias[:, None]
                 into.append(out.transpose(0, 1).unflatten(0, x.shape[1:3]))
+            for into, weight, x in zip(offsets, offset_weights, parts[:2], strict=False):
+                by_group = weight.unflatten(0, (len(x), -1))  # the heads that read the same input
+                into.append(torch.einsum("npsw,ngw->psng", x.to(weight), by_group).flatten(-2))
         q, k, v = (torch.cat(part) for part in rows)
-        projected[:] = anatomy.fuse(q, k, v)
+        projected[:] = [torch.cat(part) for part in offsets] + anatomy.fuse(q, k, v)

@@ -12,6 +12,7 @@ from gatelens.gates.hooks import Edit, Hooks
 from gatelens.gates.runs import forward
 from gatelens.model import Model
 from gatelens.model.anatomy import TransformerBlock
+from gatelens.sparse.in_model import offset_modules
 
 Metric = Callable[[Tensor], Tensor]
 """From logits (prompt, vocab) at the last position to one number for each prompt."""
@@ -59,6 +60,7 @@ class InputGradients:
     mlp_streams: list[Tensor] = field(default_factory=list)
     finals: list[Tensor] = field(default_factory=list)
     qkv: list[dict[int, Tensor]] = field(default_factory=list)  # at the outputs of each layer's projections
+    offsets: list[dict[int, Tensor]] = field(default_factory=list)  # at the gate offsets of queries and keys, if any
     mlp: dict[int, Tensor] = field(default_factory=dict)  # at each MLP's input, behind the norm
     final: dict[int, Tensor] = field(default_factory=dict)  # at the final norm's output
 
@@ -70,7 +72,10 @@ class InputGradients:
 
     def _watch_block(self, layer: int, block: TransformerBlock, hooks: Hooks) -> None:
         self.qkv.append({})
+        self.offsets.append({})
         hooks.before(block.layer, keep(self.streams))
+        for i, offset in enumerate(offset_modules(block.attention) or ()):
+            hooks.after(offset, catch(self.offsets[layer], i))
         for i, module in enumerate(block.qkv):
             hooks.after(module, catch(self.qkv[layer], i))
         hooks.before(block.mlp_start, keep(self.mlp_streams))

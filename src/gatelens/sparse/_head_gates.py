@@ -69,6 +69,11 @@ def gate_of(module: Any) -> Gate:
     return "probability" if hasattr(module, "gate_query") else "score"
 
 
+def has_gates_on(module: Any) -> bool:
+    """Whether an attention module uses its gates; not inside `dense_attention`."""
+    return str(module.config._attn_implementation).startswith(NAME)
+
+
 def attach_gates(module: Any, gates: ModuleGates, learned: bool) -> None:
     """Give an attention module these gates, in place of those that it has.
 
@@ -110,8 +115,7 @@ def take_offsets(
 
 def _compute_offsets(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute the offsets from the input of an attention module, and let its cache keep those of the keys."""
-    gated = str(module.config._attn_implementation).startswith(NAME)  # not while the model is used without its gates
-    if not gated or not hasattr(module, "gate_query"):
+    if not has_gates_on(module) or not hasattr(module, "gate_query"):
         return None
     x = args[0] if args else kwargs["hidden_states"]
     module.gate_offsets = (module.gate_query(x).mT, module.gate_key(x).mT)

@@ -26,10 +26,12 @@ from transformers.masking_utils import sdpa_mask
 from gatelens.errors import GatelensError
 from gatelens.sparse._head_gates import (
     NAME,
+    HeadOffset,
     ModuleGates,
     attach_gates,
     detach_gates,
     gate_of,
+    has_gates_on,
     initial_gates,
     take_offsets,
 )
@@ -184,6 +186,17 @@ def edge_gates(
     return EdgeGates(visible & (logits > 0), None if gates.rest is None else gates.rest.to(scores))
 
 
+def offset_modules(module: Any) -> tuple[HeadOffset, HeadOffset] | None:
+    """The modules that compute the offsets of queries and of keys, if this attention module calls them now.
+
+    Each reads the input of the attention module, (batch, token, width), and returns (batch, token, head). They are
+    called before the projections, in this order. Code that gives each head an input of its own can replace their
+    outputs, as it replaces those of the projections. Score gates have no offsets, nor has a model without gates.
+    """
+    in_use = gate_of(module) == "probability" and has_gates_on(module)
+    return (module.gate_query, module.gate_key) if in_use else None
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -289,7 +302,3 @@ def _dense_implementation(hf: Any) -> str:
     if not is_sparse(hf):
         return str(hf.config._attn_implementation)
     return str(getattr(hf.config, NAME, {}).get("dense") or hf.get_correct_attn_implementation(None))
-
-
-def bias_of(module: Any) -> Tensor:
-    return _gates_of(module).bias
