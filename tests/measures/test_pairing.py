@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from gatelens.measures.pairing import ComparedRun, dense_model_of, dense_run_of
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings
+from gatelens.measures.curves import Curve
+from gatelens.measures.pairing import dense_circuit_of, dense_model_of, multiplier_of
+from gatelens.measures.validity import Validity
 from gatelens.model.graph import Graph
 
 SMALL, LARGE = Graph(2, 4, 4), Graph(3, 4, 4)
-SETTINGS: dict[str, Any] = {
-    "level": "heads",
-    "method": "eap",
-    "threshold": 0.9,
-    "ranking": "absolute",
-    "source": "corrupt",
-    "seed": 0,
-    "steps": 1,
-    "n": 16,
-}
+VALIDITY = Validity(correlation=None, sampled=0, kept=0.0, effect=0.0, complement=0.0, overlap=None)
 
 
-def run(model: str, *, sparse: bool = False, task: str = "ioi", **more: Any) -> ComparedRun:
-    """A run; settings that are given replace those above."""
-    given = {key: more.pop(key) for key in ("dense", "shape") if key in more}
-    return ComparedRun(model, sparse, task, SETTINGS | more, **given)
+def run(
+    model: str,
+    *,
+    sparse: bool = False,
+    task: str = "ioi",
+    dense: str | None = None,
+    graph: Graph | None = None,
+    needed: int = 4,
+    **settings: Any,
+) -> CircuitResult:
+    """A circuit that reaches 0.95 of the effect with ``needed`` of 8 gates."""
+    metrics = torch.tensor([0.0, 0.95, 1.0])[None, :, None]
+    kept = torch.tensor([0.0, needed, 8.0])
+    curve = Curve("heads", 8, [0, needed, 8], kept, metrics, metrics[:, 0], metrics[:, -1])
+    made = CircuitSettings(**{"level": "heads", "method": "eap", "n": 16, **settings})
+    return CircuitResult(model, task, made, [], curve, VALIDITY, 1.0, sparse, dense, graph)
 
 
 def test_the_run_itself_decides() -> None:
-    runs = [run("gpt2", shape=SMALL), run("teacher", shape=LARGE)]
-    sparse = run("sparse-gpt2", sparse=True, shape=SMALL, dense="teacher")
+    runs = [run("gpt2", graph=SMALL), run("teacher", graph=LARGE)]
+    sparse = run("sparse-gpt2", sparse=True, graph=SMALL, dense="teacher")
     assert dense_model_of(sparse, runs) == "teacher"
-    assert dense_run_of(sparse, [*runs, sparse]) is runs[1]
+    assert dense_circuit_of(sparse, [*runs, sparse]) is runs[1]
 
 
 def test_a_named_model_without_a_run_is_not_replaced_by_another() -> None:
@@ -42,8 +50,8 @@ def test_a_named_model_without_a_run_is_not_replaced_by_another() -> None:
 
 def test_a_model_that_is_not_gated_may_name_the_one_it_is_compared_with() -> None:
     first, second = run("first"), run("second", dense="first")
-    assert dense_run_of(second, [first, second]) is first
-    assert dense_run_of(first, [first, second]) is None
+    assert dense_circuit_of(second, [first, second]) is first
+    assert dense_circuit_of(first, [first, second]) is None
 
 
 @pytest.mark.parametrize(
@@ -60,8 +68,8 @@ def test_a_model_that_is_not_gated_may_name_the_one_it_is_compared_with() -> Non
 def test_otherwise_the_only_dense_model_of_the_same_shape(
     dense: list[tuple[str, Graph | None]], expected: str | None
 ) -> None:
-    runs = [run(name, shape=shape) for name, shape in dense]
-    assert dense_model_of(run("thin", sparse=True, shape=SMALL), runs) == expected
+    runs = [run(name, graph=shape) for name, shape in dense]
+    assert dense_model_of(run("thin", sparse=True, graph=SMALL), runs) == expected
 
 
 def test_otherwise_the_longest_name_that_the_sparse_name_contains() -> None:
@@ -73,7 +81,7 @@ def test_otherwise_the_longest_name_that_the_sparse_name_contains() -> None:
 
 def test_another_sparse_model_is_not_a_dense_one() -> None:
     first, second = run("sparse-a", sparse=True), run("sparse-b", sparse=True)
-    assert dense_run_of(first, [first, second]) is None
+    assert dense_circuit_of(first, [first, second]) is None
 
 
 @pytest.mark.parametrize(
@@ -82,16 +90,29 @@ def test_another_sparse_model_is_not_a_dense_one() -> None:
 )
 def test_runs_whose_counts_cannot_be_compared_are_ignored(different: dict[str, Any]) -> None:
     sparse = run("sparse-gpt2", sparse=True)
-    assert dense_run_of(sparse, [run("gpt2", **different), sparse]) is None
+    assert dense_circuit_of(sparse, [run("gpt2", **different), sparse]) is None
 
 
 def test_in_a_grid_the_run_at_the_same_point_counts() -> None:
     dense = [run("gpt2", steps=steps) for steps in (1, 5)]
     sparse = [run("sparse-gpt2", sparse=True, steps=steps, n=8) for steps in (1, 5)]  # n is another for this model
     for i in range(2):
-        assert dense_run_of(sparse[i], [*dense, *sparse]) is dense[i]
+        assert dense_circuit_of(sparse[i], [*dense, *sparse]) is dense[i]
 
 
 def test_two_runs_that_fit_equally_well_decide_nothing() -> None:
     sparse = run("sparse-gpt2", sparse=True)
-    assert dense_run_of(sparse, [run("gpt2"), run("gpt2"), sparse]) is None
+    assert dense_circuit_of(sparse, [run("gpt2"), run("gpt2"), sparse]) is None
+
+
+def test_the_multiplier_is_dense_over_sparse_at_the_threshold() -> None:
+    dense, sparse = run("gpt2", needed=6), run("sparse-gpt2", sparse=True, needed=3)
+    assert multiplier_of(dense, sparse) == 2.0
+    assert multiplier_of(None, sparse) is None
+
+
+def test_a_curve_that_does_not_reach_the_threshold_has_no_multiplier() -> None:
+    dense, sparse = run("gpt2"), run("sparse-gpt2", sparse=True)
+    low = replace(dense, curve=replace(dense.curve, metrics=dense.curve.metrics * 0.5))
+    assert multiplier_of(low, sparse) is None
+    assert multiplier_of(dense, replace(sparse, curve=low.curve)) is None

@@ -71,7 +71,7 @@ class TestSummary:
         circuit_run(tmp_path / "c", model="sparse-small", sparse=True, needed=10)
         circuit_run(tmp_path / "d", model="thin", sparse=True, needed=10)
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert {entry.label: (entry.dense, entry.multiplier) for entry in group.entries if entry.run.sparse} == {
+        assert {entry.label: (entry.dense, entry.multiplier) for entry in group.entries if entry.result.sparse} == {
             "sparse-small": ("small", 2.0),
             "thin": (None, None),
         }
@@ -82,7 +82,7 @@ class TestSummary:
         circuit_run(tmp_path / "c", model="sparse-gpt2-medium", sparse=True, needed=10)
         circuit_run(tmp_path / "d", model="sparse-olmo", sparse=True, needed=10, graph=Graph(2, 4, 4))
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert {entry.label: entry.dense for entry in group.entries if entry.run.sparse} == {
+        assert {entry.label: entry.dense for entry in group.entries if entry.result.sparse} == {
             "sparse-gpt2-medium": "gpt2-medium",
             "sparse-olmo": None,
         }
@@ -116,7 +116,7 @@ class TestSummary:
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(result | {"dense": "large"}))
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert [(entry.dense, entry.multiplier) for entry in group.entries if entry.run.sparse] == [("large", 4.0)]
+        assert [(entry.dense, entry.multiplier) for entry in group.entries if entry.result.sparse] == [("large", 4.0)]
 
     def test_the_table_shows_counts_and_validity(self, pair: Path, tmp_path: Path) -> None:
         text = write_report([pair], tmp_path / "report").path.read_text()
@@ -160,7 +160,7 @@ class TestViews:
         runs = read_runs([pair]).circuits
         (view,) = circuit_views(summarise(runs))
         assert [(side["label"], side["sparse"]) for side in view["sides"]] == [("small", False), ("sparse-small", True)]
-        run = next(run for run in runs if not run.sparse)
+        run = next(run for run in runs if not run.result.sparse)
         side = view["sides"][0]
         for edge, (i, j) in enumerate(run.top_edges(20)):
             names = side["names"]
@@ -191,7 +191,7 @@ class TestViews:
     def test_a_head_attends_to_its_strongest_pairs(self, pair: Path) -> None:
         runs = read_runs([pair]).circuits
         (view,) = circuit_views(summarise(runs))
-        for side, run in zip(view["sides"], sorted(runs, key=lambda run: run.sparse), strict=True):
+        for side, run in zip(view["sides"], sorted(runs, key=lambda run: run.result.sparse), strict=True):
             prompt = run.prompts[0]
             weights = prompt.attention[1, 2].float()
             if prompt.open is not None:
@@ -206,14 +206,14 @@ class TestViews:
     def test_patterns_are_the_attention(self, pair: Path) -> None:
         runs = read_runs([pair]).circuits
         views, patterns = attention_views(summarise(runs))
-        for view, (pattern,), run in zip(views, patterns, sorted(runs, key=lambda run: run.sparse), strict=True):
+        for view, (pattern,), run in zip(views, patterns, sorted(runs, key=lambda run: run.result.sparse), strict=True):
             assert view["prompts"][0]["tokens"] == TOKENS
             prompt, length = run.prompts[0], len(TOKENS)
             numbers = np.frombuffer(base64.b64decode(pattern["weights"]), "<u2").reshape(3, 4, -1) / 65535
             pairs = [(query, key) for query in range(length) for key in range(query + 1)]
             for place, (query, key) in enumerate(pairs):
                 assert numbers[..., place] == pytest.approx(prompt.attention[..., query, key].numpy(), abs=1e-5)
-            if run.sparse:
+            if run.result.sparse:
                 gates = np.frombuffer(base64.b64decode(pattern["open"]), "u1").reshape(3, 4, -1)
                 assert gates[2, 3].tolist() == [int(prompt.open[2, 3, query, key]) for query, key in pairs]
 

@@ -52,12 +52,12 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
     runs = read_runs([tmp_path])
     assert runs.problems == []
     by_name = {run.result.model: run for run in runs.circuits}
-    assert [by_name[name].sparse for name in (stories.name, "sparse stories")] == [False, True]
+    assert [by_name[name].result.sparse for name in (stories.name, "sparse stories")] == [False, True]
     for run in runs.circuits:
-        assert run.graph == Graph.of(stories.anatomy)
-        assert run.edge_scores.shape == run.graph.edges.shape
+        assert run.result.graph == Graph.of(stories.anatomy)
+        assert run.edge_scores.shape == run.result.graph.edges.shape
         assert len(run.prompts) == 2
-        assert (run.prompts[0].open is not None) == run.sparse
+        assert (run.prompts[0].open is not None) == run.result.sparse
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_run_of_an_earlier_version_is_read_without_graph_and_example(tmp_path:
     (folder / "result.json").write_text(json.dumps(saved))
     (folder / "example.json").unlink()
     run = read_runs([folder]).circuits[0]
-    assert run.graph is None
+    assert run.result.graph is None
     assert run.prompts == []
-    assert run.sparse  # by its name
+    assert run.result.sparse  # by its name
 
 
 def test_head_scores_are_means_over_seeds_and_sums_over_attention_edges(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from gatelens.methods.registry import Method, MethodSettings, method_named
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
-from gatelens.runtime.files import read_tensors, write_tensors
+from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT
 from gatelens.runtime.settings import EXECUTION, Settings
@@ -107,7 +107,7 @@ class CircuitResult:
     curve: Curve
     validity: Validity
     seconds: float
-    sparse: bool | None = None  # whether the model's attention is gated; None: the run does not say
+    sparse: bool = False  # whether the model's attention is gated
     dense: str | None = None  # the dense model that a sparse one is compared with, if it was named
     graph: Graph | None = None  # None: saved by version 0.1
 
@@ -164,10 +164,18 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         load_curve(folder),
         record.validity,
         record.seconds,
-        record.sparse,
+        # The first runs did not say whether the model is sparse; its name has to decide.
+        "sparse" in record.model if record.sparse is None else record.sparse,
         record.dense,
         graph,
     )
+
+
+def record_dense(folder: Path, dense: str | None) -> None:
+    """Change the name of the dense model that a saved circuit is compared with. It does not change any number."""
+    saved = read_json(folder / RESULT)
+    if saved.get("dense") != dense:
+        write_json(folder / RESULT, {**saved, "dense": dense})
 
 
 def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None) -> list[Scores]:

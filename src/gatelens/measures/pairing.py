@@ -1,93 +1,85 @@
-"""Which dense run a sparse one is compared with.
+"""Which dense circuit a sparse one is compared with.
 
 This is the only place that decides it, so that summary tables, figures and the report page state the same multiplier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from gatelens.model.graph import Graph
+from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.curves import multiplier
 
 MUST_AGREE = ("level", "method", "threshold", "ranking", "source", "seed")
 """Settings that must agree for two counts to be comparable. Others, such as ``n``, may differ between the models."""
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedRun:
-    """What pairing needs to know about a saved circuit.
+def dense_circuit_of(sparse: CircuitResult, circuits: Iterable[CircuitResult]) -> CircuitResult | None:
+    """The circuit of the dense model that a sparse one is compared with.
+
+    The model is chosen by `dense_model_of`. If several circuits of this model can be compared, the one with the fewest
+    different settings is chosen: in a study with a grid of settings, the one at the same point of the grid.
 
     Arguments:
-        model: the name of the model.
-        sparse: whether its attention is gated.
-        task: the name of the task.
-        settings: the settings of the run, by name.
-        dense: the name of the dense model, if the run itself says so (the field ``dense`` in its files).
-        shape: the component graph of the model; None if it was not saved.
-    """
-
-    model: str
-    sparse: bool
-    task: str
-    settings: Mapping[str, Any]
-    dense: str | None = None
-    shape: Graph | None = None
-
-
-def dense_run_of(sparse: ComparedRun, runs: Iterable[ComparedRun]) -> ComparedRun | None:
-    """The run of the dense model that a sparse run is compared with.
-
-    The model is chosen by `dense_model_of`. If several runs of this model can be compared, the one with the fewest
-    different settings is chosen: in a study with a grid of settings, the run at the same point of the grid.
-
-    Arguments:
-        sparse: the run of the sparse model.
-        runs: all runs of a study or of a report. Runs of other tasks or with other settings are ignored.
+        sparse: the circuit of the sparse model.
+        circuits: all circuits of a study or of a report. Those of other tasks or with other settings are ignored.
 
     Returns:
-        The dense run, or None if there is no such run or if several runs fit equally well.
+        The dense circuit, or None if there is no such circuit or if several fit equally well.
     """
-    comparable = [run for run in runs if run is not sparse and _comparable(run, sparse)]
+    comparable = [circuit for circuit in circuits if circuit is not sparse and _comparable(circuit, sparse)]
     model = dense_model_of(sparse, comparable)
-    candidates = [run for run in comparable if run.model == model]
-    differences = [_n_differences(run.settings, sparse.settings) for run in candidates]
-    best = [run for run, n in zip(candidates, differences, strict=True) if n == min(differences)]
+    candidates = [circuit for circuit in comparable if circuit.model == model]
+    differences = [_n_differences(circuit, sparse) for circuit in candidates]
+    best = [circuit for circuit, n in zip(candidates, differences, strict=True) if n == min(differences)]
     return best[0] if len(best) == 1 else None
 
 
-def dense_model_of(sparse: ComparedRun, runs: Sequence[ComparedRun]) -> str | None:
+def dense_model_of(sparse: CircuitResult, circuits: Sequence[CircuitResult]) -> str | None:
     """The name of the dense model that a sparse model belongs to.
 
-    1. What the run itself says (``sparse.dense``), if there is a run of this model.
+    1. What the run itself says (``dense`` in its ``result.json``), if there is a circuit of this model.
     2. Otherwise the only dense model of the same shape. A shape that was not saved counts as the same.
     3. Otherwise, of the dense models of this shape, the one whose name is contained in the name of the sparse model.
        The longest such name counts: ``sparse-gpt2-medium`` contains both ``gpt2`` and ``gpt2-medium``.
 
-    A run that is not sparse and does not name a dense model has none.
+    A model that is not sparse belongs to another one only if its run says so.
 
     Returns:
         The name of the model, or None if no rule decides.
     """
     if sparse.dense is not None:
-        return sparse.dense if any(run.model == sparse.dense for run in runs) else None
+        return sparse.dense if any(circuit.model == sparse.dense for circuit in circuits) else None
     if not sparse.sparse:
         return None
-    same_shape = dict.fromkeys(run.model for run in runs if not run.sparse and _may_have_the_same_shape(run, sparse))
+    same_shape = dict.fromkeys(
+        circuit.model for circuit in circuits if not circuit.sparse and _may_have_the_same_shape(circuit, sparse)
+    )
     if len(same_shape) == 1:
         return next(iter(same_shape))
-    contained = [name for name in same_shape if name in sparse.model]
-    return max(contained, key=len, default=None)
+    return max((name for name in same_shape if name in sparse.model), key=len, default=None)
 
 
-def _comparable(run: ComparedRun, other: ComparedRun) -> bool:
-    return run.task == other.task and all(run.settings.get(name) == other.settings.get(name) for name in MUST_AGREE)
+def multiplier_of(dense: CircuitResult | None, sparse: CircuitResult) -> float | None:
+    """Dense count / sparse count at the threshold of the circuits.
+
+    Returns:
+        The multiplier, or None if there is no dense circuit or if one of the curves does not reach the threshold.
+    """
+    if dense is None or dense.count is None or sparse.count is None:
+        return None
+    return multiplier(dense.curve, sparse.curve, sparse.settings.threshold)
 
 
-def _may_have_the_same_shape(run: ComparedRun, other: ComparedRun) -> bool:
-    return run.shape is None or other.shape is None or run.shape == other.shape
+def _comparable(circuit: CircuitResult, other: CircuitResult) -> bool:
+    same_settings = all(getattr(circuit.settings, name) == getattr(other.settings, name) for name in MUST_AGREE)
+    return circuit.task == other.task and same_settings
 
 
-def _n_differences(settings: Mapping[str, Any], others: Mapping[str, Any]) -> int:
-    return sum(settings.get(name) != others.get(name) for name in {*settings, *others})
+def _may_have_the_same_shape(circuit: CircuitResult, other: CircuitResult) -> bool:
+    return circuit.graph is None or other.graph is None or circuit.graph == other.graph
+
+
+def _n_differences(circuit: CircuitResult, other: CircuitResult) -> int:
+    settings, others = circuit.settings.identity(), other.settings.identity()
+    return sum(settings[name] != others[name] for name in settings)

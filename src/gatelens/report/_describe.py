@@ -20,10 +20,10 @@ def describe(run: Run) -> dict[str, Any]:
     else:
         result = run.result
         title = f"{run.asked['kind']}: {result.task} in {result.model}"
-        facts = {"attention": "gated (sparse)" if run.sparse else "dense", "seconds": f"{result.seconds:.0f}"}
+        facts = {"attention": "gated (sparse)" if result.sparse else "dense", "seconds": f"{result.seconds:.0f}"}
         if isinstance(run, CircuitRun):
             title += f", {run.result.settings.level}, {run.result.settings.method}"
-            if run.graph is None:
+            if run.result.graph is None:
                 facts["note"] = "saved by an earlier version, without a circuit graph and attention"
             elif not run.prompts:
                 facts["note"] = "without attention, because the prompts are too long to save it"
@@ -39,7 +39,7 @@ def place(folder: Path) -> str:
 def models_with_shared_inputs(groups: Sequence[Group]) -> list[str]:
     """The models whose k and v inputs belong to several heads at once, which changes the number of edges."""
     graphs = {
-        entry.run.result.model: entry.run.graph for group in groups for entry in group.entries if group.level == "edges"
+        entry.result.model: entry.result.graph for group in groups for entry in group.entries if group.level == "edges"
     }
     return [model for model, graph in graphs.items() if graph is not None and graph.n_heads != graph.n_kv_heads]
 

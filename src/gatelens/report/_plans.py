@@ -47,7 +47,7 @@ def titles(runs: Sequence[RolesRun]) -> dict[str, RolesRun]:
 def kept_plan(groups: Sequence[Group]) -> Plan:
     """Explained effect against the number of gates kept. The groups have one level, method and threshold."""
     level, method, threshold = groups[0].level, groups[0].method, groups[0].threshold
-    curves = {group.task: {entry.label: entry.run.result.curve for entry in group.entries} for group in groups}
+    curves = {group.task: {entry.label: entry.result.curve for entry in group.entries} for group in groups}
     pairs = dict.fromkeys(
         (entry.dense, entry.label) for group in groups for entry in group.entries if entry.dense is not None
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
 from gatelens.measures.roles_result import load_roles
-from gatelens.model.graph import Graph
 from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
 from gatelens.runtime.files import read_json, read_numbers, read_tensors
 from gatelens.runtime.run_folder import ASKED, RESULT
@@ -74,25 +73,14 @@ def _read(folder: Path, runs: Runs) -> None:
 
 
 def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
-    saved = read_json(folder / RESULT)
     result = load_circuit(folder)
-    run = CircuitRun(
-        folder,
-        asked,
-        result,
-        sparse=_is_sparse(saved),
-        dense=saved.get("dense", asked.get("dense")),
-        graph=Graph(**saved["graph"]) if "graph" in saved else None,
-        scores=read_tensors(folder / "scores.safetensors"),
-        prompts=load_example(folder),
-    )
+    run = CircuitRun(folder, asked, result, read_tensors(folder / "scores.safetensors"), load_example(folder))
     # Everything that is drawn is checked here, so that a damaged run is left out as a whole.
-    _check_names(folder, result.model, result.task, run.dense or "")
     for curve in (result.curve, result.curve.random):
         if curve is not None:
             _check_curve(folder, curve, result.settings.level)
     _check_scores(run)
-    heads = None if run.graph is None else (run.graph.n_layers, run.graph.n_heads)
+    heads = None if result.graph is None else (result.graph.n_layers, result.graph.n_heads)
     if heads is not None and any(tuple(prompt.attention.shape[:2]) != heads for prompt in run.prompts):
         raise GatelensError(
             f"{folder} holds the attention of another model, whose shape is not {heads[0]} layers of {heads[1]} heads: "
@@ -103,14 +91,13 @@ def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
 
 def _roles_run(folder: Path, asked: dict[str, Any]) -> RolesRun:
     result = load_roles(folder)
-    _check_names(folder, result.model, result.task)
     _check_head_map(folder, result.roles.plus.mean(0))
     for curve in result.curves:
         own = [] if curve.own is None else [curve.own]
         fits = curve.changes.shape[1:] == curve.ablated.shape and all(x.shape == curve.changes.shape[:1] for x in own)
         if not fits or not all(bool(x.isfinite().all()) for x in (curve.changes, *own)):
             raise GatelensError(f"{folder} holds ablation curves that cannot be drawn: run the job again.")
-    return RolesRun(folder, asked, result, _is_sparse(read_json(folder / RESULT)))
+    return RolesRun(folder, asked, result)
 
 
 def sparsify_run(folder: Path) -> SparsifyRun:
@@ -127,16 +114,6 @@ def sparsify_run(folder: Path) -> SparsifyRun:
     return SparsifyRun(folder, asked, log, read_numbers(judged)[1] if judged.exists() else [])
 
 
-def _is_sparse(saved: Mapping[str, Any]) -> bool:
-    """Whether the model's attention is gated. Early versions did not save it, so the name has to decide."""
-    return bool(saved.get("sparse", "sparse" in str(saved.get("model"))))
-
-
-def _check_names(folder: Path, *names: object) -> None:
-    if not all(isinstance(name, str) for name in names):
-        raise GatelensError(f"{folder} does not name its model and task: run the job again.")
-
-
 def _check_curve(folder: Path, curve: Curve, level: str) -> None:
     points = (len(curve.asked), *curve.kept.shape, curve.metrics.shape[1])
     numbers = (curve.effect, curve.low, curve.high)
@@ -149,9 +126,9 @@ def _check_scores(run: CircuitRun) -> None:
         raise GatelensError(f"{run.folder} holds scores that cannot be drawn: run the job again.")
     if run.result.settings.level != "edges":
         _check_head_map(run.folder, run.head_scores)
-    elif run.graph is not None and run.edge_scores.shape != run.graph.edges.shape:
+    elif run.has_graph and run.edge_scores.shape != run.edge_graph.edges.shape:
         raise GatelensError(
-            f"{run.folder} holds the scores of another model, which does not have {run.graph.n_layers} layers: "
+            f"{run.folder} holds the scores of another model, which does not have {run.edge_graph.n_layers} layers: "
             "run the job again."
         )
 

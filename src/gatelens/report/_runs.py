@@ -24,22 +24,19 @@ class CircuitRun:
     folder: Path
     asked: Mapping[str, Any]  # asked.json
     result: CircuitResult
-    sparse: bool  # whether the model's attention is gated
-    dense: str | None  # the name of the dense model to compare with, if the run names it
-    graph: Graph | None  # None for a run of an early version, which did not save it
     scores: Mapping[str, Tensor]  # the contents of scores.safetensors
     prompts: list[ExamplePrompt]
 
     @property
     def has_graph(self) -> bool:
         """Whether this is a circuit of edges that can be drawn as a graph."""
-        return self.result.settings.level == "edges" and self.graph is not None
+        return self.result.settings.level == "edges" and self.result.graph is not None
 
     @property
     def edge_graph(self) -> Graph:
         """The graph of a run that has one."""
-        assert self.graph is not None
-        return self.graph
+        assert self.result.graph is not None
+        return self.result.graph
 
     @property
     def edge_scores(self) -> Tensor:
@@ -74,7 +71,6 @@ class RolesRun:
     folder: Path
     asked: Mapping[str, Any]  # asked.json
     result: RolesResult
-    sparse: bool  # whether the model's attention is gated
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from gatelens.measures.curves import multiplier
-from gatelens.measures.pairing import ComparedRun, dense_run_of
+from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.report._runs import CircuitRun, labels
 
 
@@ -22,6 +22,10 @@ class Entry:
     random: float | None  # gates that a random ranking needs
     dense: str | None  # the label of the dense model that this model is compared with
     multiplier: float | None  # dense count / sparse count, if there is a dense model and both counts are reached
+
+    @property
+    def result(self) -> CircuitResult:
+        return self.run.result
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,29 +62,20 @@ def summarise(runs: Sequence[CircuitRun]) -> list[Group]:
 
 
 def _group(level: str, method: str, task: str, threshold: float, runs: list[CircuitRun]) -> Group:
-    by_label = labels(sorted(runs, key=lambda run: run.sparse))
-    compared = {label: _compared(run) for label, run in by_label.items()}
-    label_of = {run: label for label, run in compared.items()}
-    dense_labels: dict[str, str | None] = {}
-    for label, run in compared.items():
-        dense = dense_run_of(run, compared.values())
-        dense_labels[label] = None if dense is None else label_of[dense]
-    entries = [_entry(label, dense_labels[label], by_label, threshold) for label in by_label]
-    return Group(task, level, method, threshold, entries)
+    by_label = labels(sorted(runs, key=lambda run: run.result.sparse))
+    label_of = {run.result: label for label, run in by_label.items()}
+    return Group(task, level, method, threshold, [_entry(label, run, label_of) for label, run in by_label.items()])
 
 
-def _compared(run: CircuitRun) -> ComparedRun:
+def _entry(label: str, run: CircuitRun, label_of: Mapping[CircuitResult, str]) -> Entry:
     result = run.result
-    return ComparedRun(result.model, run.sparse, result.task, result.settings.model_dump(), run.dense, run.graph)
-
-
-def _entry(label: str, dense: str | None, runs: Mapping[str, CircuitRun], threshold: float) -> Entry:
-    curve = runs[label].result.curve
-    count = curve.count_at(threshold)
-    random = None if curve.random is None else curve.random.count_at(threshold)
-    ratio = None
-    if dense is not None:
-        dense_curve = runs[dense].result.curve
-        if count is not None and dense_curve.count_at(threshold) is not None:
-            ratio = multiplier(dense_curve, curve, threshold)
-    return Entry(label, runs[label], count, random, dense, ratio)
+    random = result.curve.random
+    dense = dense_circuit_of(result, label_of)
+    return Entry(
+        label,
+        run,
+        result.count,
+        None if random is None else random.count_at(result.settings.threshold),
+        None if dense is None else label_of[dense],
+        multiplier_of(dense, result),
+    )

@@ -28,6 +28,8 @@ from gatelens.jobs.study.summary import Summary
 from gatelens.loading import load
 from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.roles_result import load_roles
+from gatelens.report._reading import read_runs
+from gatelens.report._summary import Group, summarise
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),
@@ -57,6 +59,11 @@ def wait_until(condition: Any, process: BaseProcess) -> None:
         assert time.monotonic() < deadline
         assert process.is_alive()
         time.sleep(0.005)
+
+
+def page_groups(cells: Path) -> list[Group]:
+    """What the report page shows about these cells."""
+    return summarise(read_runs([cells]).circuits)
 
 
 def go(file: Path, out: Path) -> Summary:
@@ -104,11 +111,27 @@ class TestResults:
             ("same", 3): 1.0,
         }  # the same model needs as many; no pair was named otherwise
 
+    def test_the_summary_and_the_page_state_the_same_multipliers(self, place: Path) -> None:
+        # The study names the dense model of "student"; for the other gated models, no rule decides.
+        student = 'student = { load = "sparse", dense = "teacher" }'
+        models = f'teacher = "dense"\n{student}\nother = {{ load = "dense", bias = 0.3 }}'
+        file = write_study(place, circuit=f'{LEVELS}\nranking = ["absolute", "signed"]', models=models)
+        for name in ("teacher", "dense"):  # a study may name another model later
+            file.write_text(file.read_text().replace(student, student.replace("teacher", name)))
+            dense_names = {compared.dense for compared in go(file, place / "out").multipliers}
+            with (place / "out" / "summary.csv").open(newline="") as table:
+                stated = {line["cell"]: line["multiplier"] for line in csv.DictReader(table) if line["multiplier"]}
+            entries = [entry for group in page_groups(place / "out" / "cells") for entry in group.entries]
+            shown = {entry.run.folder.name: f"{entry.multiplier:.6g}" for entry in entries if entry.multiplier}
+            assert stated == shown
+            assert len(stated) == 4  # two levels and two rankings
+            assert dense_names == {name}
+
     def test_counts_at_different_thresholds_are_not_compared(self, place: Path) -> None:
         file = write_study(place)
         file.write_text(f"{file.read_text()}\n[circuit.model.sparse]\nthreshold = 0.5\n")
         summary = go(file, place / "out")
-        assert (summary.failed, summary.multipliers) == (0, [])
+        assert (summary.failed, summary.multipliers) == (0, ())
 
     def test_a_model_is_loaded_once(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded: list[str] = []

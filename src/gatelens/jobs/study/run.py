@@ -18,7 +18,7 @@ from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.cost import gate_forwards
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import Outcome, StudyFolder
-from gatelens.jobs.study.summary import Summary
+from gatelens.jobs.study.summary import Summary, multipliers
 from gatelens.jobs.study.work import OneModel, run_cell
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime.processes import n_processes
@@ -130,6 +130,7 @@ def _finish(study: Study, folder: StudyFolder, outcomes: Mapping[str, Outcome]) 
     summary = Summary(study, {cell.name: outcomes[cell.name] for cell in study.cells})
     with folder.whole_lock():
         try:
+            summary = replace(summary, multipliers=multipliers(study.cells, summary.outcomes, folder))
             summary.write(folder.out)
             page, problems = _report(summary, folder)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gatelens.errors import GatelensError
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import Outcome
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.jobs.study.folder import Outcome, StudyFolder
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.runtime.files import replacing, write_json
 
 COLUMNS = (
@@ -27,6 +30,7 @@ COLUMNS = (
 class Multiplier:
     """Dense count / sparse count of one task at one level: above 1, the sparse model needs fewer gates."""
 
+    cell: str  # of the sparse model
     task: str
     level: str
     dense: str
@@ -43,22 +47,17 @@ class Summary:
     outcomes: dict[str, Outcome]
     report: Path | None = None  # the report's page, if there is one
     problems: tuple[str, ...] = ()  # with the report
+    multipliers: tuple[Multiplier, ...] = ()
 
     @property
     def failed(self) -> int:
         return sum(outcome.status != "done" for outcome in self.outcomes.values())
 
-    @property
-    def multipliers(self) -> list[Multiplier]:
-        return multipliers(self.study.cells, self.outcomes)
-
     def rows(self) -> list[dict[str, Any]]:
         """One for each cell, keyed by `COLUMNS`; the multiplier stands in the sparse model's row."""
-        found = {(one.level, one.task, one.sparse, _key(one.varied)): one.multiplier for one in self.multipliers}
+        by_cell = {compared.cell: compared.multiplier for compared in self.multipliers}
         return [
-            _row(cell, self.outcomes[cell.name])
-            | {"multiplier": found.get((cell.level, cell.task, cell.model.label, _key(cell.varied)))}
-            for cell in self.study.cells
+            _row(cell, self.outcomes[cell.name]) | {"multiplier": by_cell.get(cell.name)} for cell in self.study.cells
         ]
 
     def write(self, out: Path) -> None:
@@ -94,38 +93,29 @@ class Summary:
         ]
 
 
-def multipliers(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> list[Multiplier]:
-    """Of every sparse cell whose dense one is known: named by the model's `dense`, or the only other model."""
-    counts = {
-        (cell.model.label, *_compared(cell)): outcomes[cell.name].count
-        for cell in cells
-        if cell.kind == "circuit" and outcomes[cell.name].status == "done"
-    }
-    pairs = _pairs(cells, outcomes)
-    found: list[Multiplier] = []
+def multipliers(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: StudyFolder) -> tuple[Multiplier, ...]:
+    """The multiplier of every cell that has a dense cell to compare with, from the saved circuits.
+
+    The rule is that of the report (`gatelens.measures.pairing`). The dense model that the study file names is recorded
+    in the saved circuits first, because it may have changed since they were computed.
+    """
+    circuits: dict[str, CircuitResult] = {}
     for cell in cells:
-        sparse, rest = cell.model.label, _compared(cell)
-        if sparse in pairs:
-            ours, theirs = counts.get((sparse, *rest)), counts.get((pairs[sparse], *rest))
-            if ours and theirs:
-                found.append(Multiplier(cell.task, cell.level, pairs[sparse], sparse, theirs / ours, cell.varied))
-    return found
-
-
-def _compared(cell: Cell) -> tuple[object, ...]:
-    """What two cells share whose counts can be compared: settings may differ between models."""
-    names = ("method", "threshold", "ranking", "source", "seed")
-    return cell.level, cell.task, _key(cell.varied), *(getattr(cell.settings, name, None) for name in names)
-
-
-def _pairs(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
-    """The dense model of each sparse one, by label."""
-    named = {cell.model.label: cell.model.dense for cell in cells if cell.model.dense is not None}
-    gated = {cell.model.label: outcomes[cell.name].sparse for cell in cells if outcomes[cell.name].status == "done"}
-    if named or len(gated) != 2 or sorted(gated.values(), key=bool) != [False, True]:
-        return named
-    sparse, dense = sorted(gated, key=lambda label: not gated[label])
-    return {sparse: dense}
+        if cell.kind == "circuit" and outcomes[cell.name].status == "done":
+            with suppress(GatelensError):  # a damaged run is not compared; the report says what is wrong with it
+                record_dense(folder.run_folder(cell), cell.model.dense)
+                circuits[cell.name] = load_circuit(folder.run_folder(cell))
+    compared: list[Multiplier] = []
+    for cell in cells:
+        if cell.name in circuits:
+            sparse = circuits[cell.name]
+            dense = dense_circuit_of(sparse, circuits.values())
+            ratio = multiplier_of(dense, sparse)
+            if dense is not None and ratio is not None:
+                compared.append(
+                    Multiplier(cell.name, cell.task, cell.level, dense.model, sparse.model, ratio, cell.varied)
+                )
+    return tuple(compared)
 
 
 def _row(cell: Cell, outcome: Outcome) -> dict[str, Any]:

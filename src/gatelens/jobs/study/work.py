@@ -115,7 +115,7 @@ def _find(cell: Cell, model: Model, folder: Path, progress: Progress | None) -> 
     about: dict[str, Any] = {"status": "done", "sparse": is_sparse(model.hf)}
     common: dict[str, Any] = {"out": folder, "options": cell.whole_options, "progress": progress}
     if isinstance(cell.settings, CircuitSettings):
-        circuit = find_circuit(model, cell.where, cell.settings, **common)
+        circuit = find_circuit(model, cell.where, cell.settings, dense=cell.model.dense, **common)
         return {**about, "count": circuit.count, "total": circuit.curve.total, "seconds": circuit.seconds}
     roles = find_roles(model, cell.where, cell.settings, **common)
     heads = roles.roles.gates[0].numel()

@@ -40,7 +40,7 @@ def attention_views(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list
                     "label": f"{entry.label}, {group.task}",
                     "layers": layers,
                     "heads": heads,
-                    "sparse": entry.run.sparse,
+                    "sparse": entry.result.sparse,
                     "best": _best_head(groups, entry.label, group.task),
                     "prompts": [{"tokens": prompt.tokens, "answer": prompt.answer} for prompt in entry.run.prompts],
                 }

@@ -77,7 +77,7 @@ def _side(label: str, run: CircuitRun, top: list[Edge], places: dict[int, Places
     ends = [graph.destination_names[j] for j in destinations]
     return {
         "label": label,
-        "sparse": run.sparse,
+        "sparse": run.result.sparse,
         "total": graph.n_edges,
         "threshold": threshold,
         "count": curve.count_at(threshold),
