@@ -15,6 +15,7 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 
 # The tests of the report page open it in a browser; where there is none and none can be installed, they are skipped.
 browser:

@@ -210,7 +210,7 @@ def test_pruning_does_not_change_a_circuit(name: str) -> None:
 @pytest.mark.parametrize("given", [(2, 3), (1, 2, 3), (0, 16, 28)])
 def test_gates_of_another_shape(given: tuple[int, ...]) -> None:
     model = tiny("llama")
-    with pytest.raises(GatelensError, match=r"edge gates of tiny-llama have the shape \(row, 16, 28\)"):
+    with pytest.raises(GatelensError, match=r"edge gates of tiny-llama must have the shape \(row, 16, 28\)"):
         run_edges(model, BOTH[0], torch.ones(given), capture_components(model, BOTH[1]))
 
 

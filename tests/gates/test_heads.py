@@ -232,7 +232,7 @@ class TestRows:
 
     @pytest.mark.parametrize("shape", [(3, 4), (1, 4, 3), (0, 3, 4), (1, 3, 4, 1)])
     def test_gates_of_another_shape_are_refused(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(GatelensError, match=r"shape \(row, 3, 4\): row, layer, head"):
+        with pytest.raises(GatelensError, match=r"shape \(row, 3, 4\), that is \(row, layer, head\)"):
             run_heads(tiny("llama"), prompts(), torch.ones(shape))
 
     def test_a_prompt_that_is_too_long_is_refused(self) -> None:

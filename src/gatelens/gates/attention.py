@@ -40,8 +40,8 @@ class AttentionEdge(NamedTuple):
 class AttentionScores(Scores):
     """How much each attention edge of each prompt matters, for each bucket of the task."""
 
-    scores: Sequence[Shaped[Tensor, "prompt layer head query key"]]
-    edges: Sequence[Bool[Tensor, "prompt layer head query key"]]  # where an edge exists; in a sample: was scored
+    scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
+    edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists; in a sample: was scored
     method: str
     sampled: bool = False
 
@@ -101,7 +101,7 @@ class Attention(Level[AttentionScores]):
     def n_gates(self, graph: Graph, length: int) -> int:
         return graph.n_layers * graph.n_heads * length * (length + 1) // 2
 
-    def positions(self, model: Model, *runs: AttentionRun) -> list[Int[Tensor, " gate"]]:
+    def positions(self, model: Model, *runs: AttentionRun) -> list[Int[Tensor, " _gate"]]:
         # An edge that is closed in both runs of a sparse model does not exist.
         return [edges.flatten().nonzero()[:, 0] for edges in torch.stack([run.edges for run in runs]).any(0)]
 

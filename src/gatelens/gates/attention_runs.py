@@ -1,9 +1,10 @@
 """Run a model with gates on its attention edges.
 
-The attention edge (layer, head, query, key) is the contribution p_ij v_j to the head's output z_i. A gate of 0 takes it
-away or puts the corrupt run's p_ij v_j in its place; nothing is renormalised. The attention is computed here, in the
-plain way that shows p, through transformers' attention interface; which keys are visible is the model's own mask. In
-a sparse model the closed edges are no edges: p is 0 there already.
+The attention edge (layer, head, query, key) is the contribution p_ij v_j to the head's output z_i. A gate of 0 removes
+it or replaces it by the p_ij v_j of the corrupt run; nothing is renormalised. This module computes attention itself, in
+the plain way that exposes p, through transformers' attention interface; the model's own mask decides which keys are
+visible.
+In a sparse model a closed edge does not exist: its p is 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
@@ -26,30 +28,30 @@ from gatelens.sparse.in_model import edge_gates, is_sparse
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From weights p (run, head, query, key), where edges are (same, bool), and values (run, head, key, dim) to z."""
+"""Maps weights p (run, head, query, key), a mask of edges of the same shape, and values (run, head, key, dim) to z."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionRun:
     """The attention of one plain run."""
 
-    weights: Sequence[Tensor]  # p of each layer: (prompt, head, query, key)
-    values: Sequence[Tensor]  # v of each layer, less the head's rest value if it has one: (prompt, head, key, dim)
-    edges: Tensor  # (prompt, layer, head, query, key) bool: visible and, in a sparse model, open
-    logits: Tensor  # (prompt, vocab), at the last position
+    weights: Sequence[Float[Tensor, "prompt head query key"]]  # p of each layer
+    values: Sequence[Float[Tensor, "prompt head key dim"]]  # v of each layer, less the head's rest value if it has one
+    edges: Bool[Tensor, "prompt layer head query key"]  # visible and, in a sparse model, open
+    logits: Float[Tensor, "prompt vocab"]  # at the last position
 
 
 @torch.no_grad()
-def capture_attention(model: Model, tokens: Tensor) -> AttentionRun:
-    """Run the model and keep all attention weights and values. Cost: 1 forward, and memory of (T, T) per head."""
+def capture_attention(model: Model, tokens: Int[Tensor, "prompt position"]) -> AttentionRun:
+    """A plain run with all attention weights and values. Cost: 1 forward, and memory of (T, T) for each head."""
     weights: list[Tensor] = []
     values: list[Tensor] = []
     edges: list[Tensor] = []
 
-    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
+    def keep(p: Tensor, exists: Tensor, v: Tensor) -> Tensor:
         weights.append(p)
         values.append(v)
-        edges.append(there.expand_as(p).cpu())
+        edges.append(exists.expand_as(p).cpu())
         return p @ v
 
     with Hooks() as hooks:
@@ -60,16 +62,16 @@ def capture_attention(model: Model, tokens: Tensor) -> AttentionRun:
 
 @torch.no_grad()
 def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """All attention weights of a plain run and where edges are: (prompt, layer, head, query, key), on the CPU.
+    """All attention weights of a plain run and where edges exist: (prompt, layer, head, query, key), on the CPU.
 
-    The weights are those of the softmax over all visible keys; in a sparse model also where the gate is closed.
+    The weights are those of the softmax over all visible keys, in a sparse model also where the gate is closed.
     Cost: 1 forward.
     """
     weights: list[Tensor] = []
     edges: list[Tensor] = []
 
-    def keep(p: Tensor, there: Tensor, v: Tensor) -> Tensor:
-        edges.append(there.expand_as(p).cpu())
+    def keep(p: Tensor, exists: Tensor, v: Tensor) -> Tensor:
+        edges.append(exists.expand_as(p).cpu())
         return p @ v
 
     with Hooks() as hooks:
@@ -80,27 +82,35 @@ def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def run_attention(
-    model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None = None, *, context: Context | None = None
-) -> Tensor:
-    """Logits at the last position under each row of gates: (row, prompt, vocab).
+    model: Model,
+    tokens: Int[Tensor, "prompt position"],
+    gates: Shaped[Tensor, "row ..."],
+    source: AttentionRun | None = None,
+    *,
+    context: Context | None = None,
+) -> Float[Tensor, "row prompt vocab"]:
+    """Logits at the last position under each row of gates. Cost for each row: 1 forward with plain attention.
 
-    gates: (row, prompt, layer, head, query, key), or 1 in place of prompt; 1 is the run's own contribution, 0 the
-    source's (None: nothing). Cost per row: 1 forward with plain attention.
+    Arguments:
+        gates: (row, prompt, layer, head, query, key), where the prompt axis may have size 1; 1 is the run's own
+            contribution, 0 the source's.
+        source: what closed gates read; None is nothing.
+        context: rows run together as far as its memory budget allows.
     """
     length = tokens.shape[1]
     wanted = (model.n_layers, model.n_heads, length, length)
     if gates.ndim != 6 or tuple(gates.shape[2:]) != wanted or gates.shape[1] not in (1, len(tokens)):
         raise GatelensError(
-            f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens have the shape (row, "
-            f"{len(tokens)}, {', '.join(map(str, wanted))}): row, prompt, layer, head, query, key; "
-            f"these have {tuple(gates.shape)}."
+            f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens must have the shape (row, "
+            f"{len(tokens)}, {', '.join(map(str, wanted))}), which is (row, prompt, layer, head, query, key), and not "
+            f"{tuple(gates.shape)}."
         )
     at_once = (context or Context()).fits(len(tokens) * attention_numbers(model, length))
     return torch.cat([_run_rows(model, tokens, part, source) for part in gates.split(at_once)])
 
 
 def attention_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: its gates, and a few layers' worth of weights and streams."""
+    """How many numbers one row of one prompt holds: its gates, and the weights and streams of a few layers."""
     gates = (model.n_layers + 6) * model.n_heads * length**2
     return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
 
@@ -126,7 +136,7 @@ def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun 
 def _intercept(
     model: Model, hooks: Hooks, attends: Sequence[Attend], before_gates: Callable[[Tensor], None] | None = None
 ) -> None:
-    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` is shown the softmax."""
+    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` receives the softmax."""
     config = model.hf.config
     own, sparse = config._attn_implementation, is_sparse(model.hf)
     config._attn_implementation = _NAME
@@ -138,7 +148,7 @@ def _intercept(
 
 @dataclass(frozen=True, eq=False)
 class _EdgeGates:
-    """What an attention module carries while it is intercepted."""
+    """What an attention module carries while this module computes its attention."""
 
     attend: Attend
     sparse: bool
@@ -155,7 +165,7 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Plain softmax attention in transformers' signature; the mask is added and always there."""
+    """Plain softmax attention with the signature of transformers. The mask is additive and never None."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -4,9 +4,9 @@ A destination's input is the residual stream before the norm. With gates g it is
 
     reference stream + sum over sources of g * (source's output in this run - its output in the reference run)
 
-where the reference is the corrupt run (or zero, or a mean). The norm is recomputed on the mixed input, and each head's
-q, k and v inputs are mixed separately. Where all gates of a layer's inputs are 1 the model's own stream is left alone,
-so that a fully open graph is the plain Hugging Face model to the last bit.
+where the reference is the corrupt run (or zero, or a mean). The norm is computed again on the mixed input, and the q, k
+and v inputs of each head are mixed separately. If all gates of a layer's inputs are 1, the model's own stream is used,
+so that a fully open graph reproduces the plain Hugging Face model to the last bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -33,18 +34,21 @@ Write = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """What every source wrote and every destination read in one run; float32."""
+    """What every source wrote and every destination read in one run, in float32 or wider."""
 
-    sources: Tensor  # (source, prompt, position, width)
-    attention_inputs: Sequence[Tensor]  # the stream that each layer's attention reads: (prompt, position, width)
-    mlp_inputs: Sequence[Tensor]  # the stream that each layer's MLP reads
-    final: Tensor  # the stream that the logits read
-    logits: Tensor  # (prompt, vocab), at the last position
+    sources: Float[Tensor, "source prompt position width"]
+    attention_inputs: Sequence[Float[Tensor, "prompt position width"]]  # the stream that each layer's attention reads
+    mlp_inputs: Sequence[Float[Tensor, "prompt position width"]]  # the stream that each layer's MLP reads
+    final: Float[Tensor, "prompt position width"]  # the stream that the logits read
+    logits: Float[Tensor, "prompt vocab"]  # at the last position
 
 
 @torch.no_grad()
-def capture_components(model: Model, tokens: Tensor) -> Components:
-    """One plain run, taken apart. Cost: 1 forward and the heads' contributions (one more output projection)."""
+def capture_components(model: Model, tokens: Int[Tensor, "prompt position"]) -> Components:
+    """A plain run with the output of every source and the input of every destination.
+
+    Cost: 1 forward, and the contributions of the heads (one more output projection).
+    """
     anatomy = model.anatomy
     sources = new_sources(model, tokens)
     attention_inputs: list[Tensor] = []
@@ -65,8 +69,11 @@ def capture_components(model: Model, tokens: Tensor) -> Components:
 
 
 def hook_sources(model: Model, hooks: Hooks, write: Write, layers: range | None = None) -> None:
-    """Hand what every source writes to ``write``: the embedding's output (where layer 0 is among the layers), the
-    heads' contributions and the MLPs' outputs."""
+    """Pass the output of every source to ``write``: embedding, contributions of heads, and MLPs.
+
+    Arguments:
+        layers: only the sources of these layers; the embedding belongs to layer 0.
+    """
     anatomy, graph = model.anatomy, Graph.of(model.anatomy)
     cut = (anatomy.n_heads, anatomy.head_dim)
 
@@ -85,15 +92,15 @@ def hook_sources(model: Model, hooks: Hooks, write: Write, layers: range | None 
 
 
 def new_sources(model: Model, tokens: Tensor) -> Tensor:
-    """Room for what every source writes: (source, prompt, position, width)."""
+    """Uninitialised memory for the output of every source: (source, prompt, position, width)."""
     n_sources = Graph.of(model.anatomy).n_sources
     return torch.empty(n_sources, *tokens.shape, model.anatomy.width, device=model.device, dtype=model.wide_dtype)
 
 
 def with_sources(run: Components, sources: Tensor, graph: Graph) -> Components:
-    """The run as it would be read if its sources had written ``sources`` instead (zeros, or their means).
+    """The run as destinations would read it if the sources had written ``sources`` instead (zeros, or means).
 
-    What is left of a stream when its sources are taken away are the biases; they stay.
+    A stream without its sources still holds the biases, which belong to no edge.
     """
     change = torch.cat([torch.zeros_like(run.sources[:1]), (sources - run.sources).cumsum(0)])
     attention = [run.attention_inputs[n] + change[graph.heads(n).start] for n in range(graph.n_layers)]
@@ -104,24 +111,29 @@ def with_sources(run: Components, sources: Tensor, graph: Graph) -> Components:
 @torch.no_grad()
 def run_edges(
     model: Model,
-    tokens: Tensor,
-    gates: Tensor,
+    tokens: Int[Tensor, "prompt position"],
+    gates: Shaped[Tensor, "row ..."],
     reference: Components,
     *,
     start: Components | None = None,
     context: Context | None = None,
-) -> Tensor:
-    """Logits at the last position under each row of gates: (row, prompt, vocab).
+) -> Float[Tensor, "row prompt vocab"]:
+    """Logits at the last position under each row of gates.
 
-    gates: (row, source, destination), 1 for the run's own output, 0 for the reference's; only real edges count.
-    start: the plain run of the same tokens, taken apart; layers below the first closed edge are then not run again.
-    Cost per row: about 1.5 to 2 forwards for a circuit spread over the model, less with ``start``.
+    Arguments:
+        gates: (row, source, destination); 1 is the source's own output, 0 the reference's. Only real edges count.
+        reference: what closed edges read.
+        start: the captured run of the same tokens; layers below the first closed edge are then not run again.
+        context: rows run together as far as its memory budget allows.
+
+    Returns:
+        Cost for each row: 1.5 to 2 forwards if the circuit is spread over the model, less with ``start``.
     """
     graph = Graph.of(model.anatomy)
     if gates.ndim != 3 or tuple(gates.shape[1:]) != (graph.n_sources, graph.n_destinations) or len(gates) == 0:
         raise GatelensError(
-            f"edge gates of {model.name} have the shape (row, {graph.n_sources}, {graph.n_destinations}): row, "
-            f"source, destination; these have {tuple(gates.shape)}."
+            f"edge gates of {model.name} must have the shape (row, {graph.n_sources}, {graph.n_destinations}), that is "
+            f"(row, source, destination), and not {tuple(gates.shape)}."
         )
     at_once = (context or Context()).fits(len(tokens) * edge_numbers(model, tokens.shape[1]))
     parts = [_EdgeRun(model, graph, part, reference, start).logits(tokens) for part in gates.split(at_once)]
@@ -129,14 +141,14 @@ def run_edges(
 
 
 def edge_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: every source's difference and one layer's mixed inputs."""
+    """How many numbers one row of one prompt holds: the differences of all sources, and one layer's mixed inputs."""
     graph = Graph.of(model.anatomy)
     copies = graph.n_sources + 4 * graph.attention_inputs(0).stop + 16
     return length * model.anatomy.width * copies + 2 * int(model.hf.config.vocab_size)
 
 
 class _EdgeRun:
-    """One batch of rows on its way through the model."""
+    """A batch of rows of gates that runs through the model together."""
 
     def __init__(
         self, model: Model, graph: Graph, gates: Tensor, reference: Components, start: Components | None
@@ -149,10 +161,10 @@ class _EdgeRun:
         self.closed_mlp = [bool(closed[graph.mlp_input(n)]) for n in range(graph.n_layers)]
         self.closed_logits = bool(closed[graph.logits])
         touched = [a or m for a, m in zip(self.closed_attention, self.closed_mlp, strict=True)] + [True]
-        # Below the first touched layer all rows are the plain run, and one difference serves them all.
+        # Below the first touched layer all rows equal the plain run, so they share their differences.
         self.first = min(touched.index(True), graph.n_layers - 1) if start is not None else 0
         self.n_shared = graph.heads(self.first).start if start is not None else 0
-        # Above the last touched layer nothing is read from the differences.
+        # Above the last touched layer nothing reads the differences.
         self.last = (
             graph.n_layers if self.closed_logits else max((n for n, t in enumerate(touched[:-1]) if t), default=0)
         )
@@ -161,7 +173,7 @@ class _EdgeRun:
         anatomy, graph, reference = self.model.anatomy, self.graph, self.reference
         shape = (*tokens.shape, anatomy.width)
         new = reference.sources.new_empty
-        # How far each source is from the reference's: (source, ...) where all rows share it, (row, source, ...) else.
+        # The difference of each source from the reference: (source, ...) if all rows share it, else (row, source, ...).
         self.shared = new(0, *shape)
         self.own = new(self.rows, graph.n_sources - self.n_shared, *shape)
         self.mixed = new(graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
@@ -175,12 +187,13 @@ class _EdgeRun:
                 self._hook_inputs(layer, anatomy.blocks[layer], hooks)
             if self.closed_logits:
                 hooks.before(
-                    anatomy.final_norm.part, lambda stream: self._one(graph.logits, self.reference.final).to(stream)
+                    anatomy.final_norm.part,
+                    lambda stream: self._input_of(graph.logits, self.reference.final).to(stream),
                 )
             return forward(self.model, tokens, None, hooks, "last", self.rows).unflatten(0, (self.rows, -1))
 
     def _write(self, start: int, outputs: Tensor) -> None:
-        if start < self.n_shared:  # the embedding, when layer 0 is the first touched: it is shared
+        if start < self.n_shared:  # the embedding, which all rows share
             return
         reference = self.reference.sources[start : start + len(outputs)]
         by_row = outputs.to(reference.device).unflatten(1, (self.rows, -1)).transpose(0, 1)
@@ -195,12 +208,12 @@ class _EdgeRun:
                 hooks.instead(module, lambda *_: projected.pop(0))
         if self.closed_mlp[layer]:
             at, stream = self.graph.mlp_input(layer), self.reference.mlp_inputs[layer]
-            hooks.before(block.mlp_start, lambda own: self._one(at, stream).to(own))
+            hooks.before(block.mlp_start, lambda own: self._input_of(at, stream).to(own))
 
     def _mix(self, row: int, destinations: slice, stream: Tensor) -> Tensor:
         """One row's inputs of destinations that read the same sources: (destination, prompt, position, width).
 
-        Row by row, in room that every call uses again: all rows at once would not stay in the processor's cache.
+        Rows are mixed one at a time in the same memory: all rows at once would not fit into the processor's cache.
         """
         n = int(self.graph.reads[destinations.start])
         mixed = self.mixed[: destinations.stop - destinations.start]
@@ -211,13 +224,13 @@ class _EdgeRun:
             mixed.flatten(1).addmm_(gates[:, : self.n_shared], self.shared.flatten(1))
         return mixed
 
-    def _one(self, destination: int, stream: Tensor) -> Tensor:
+    def _input_of(self, destination: int, stream: Tensor) -> Tensor:
         """The input of one destination: (row * prompt, position, width)."""
         place = slice(destination, destination + 1)
         return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
 
     def _project(self, layer: int, block: TransformerBlock, stream: Tensor, projected: list[Tensor]) -> None:
-        """Put what the query, key and value projections give for the mixed inputs of every head.
+        """Replace ``projected`` by the query, key and value projections of the mixed inputs of every head.
 
         The gates of a sparse model may have offsets: those of queries are computed from the heads' q inputs, and those
         of keys from the k inputs.

@@ -74,7 +74,7 @@ class Edges(Level[EdgeScores]):
     def n_gates(self, graph: Graph, length: int) -> int:
         return graph.n_edges
 
-    def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " gate"]]:
+    def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " _gate"]]:
         """By destination, so that edges that are patched together share the layers below them."""
         graph = Graph.of(model.anatomy)
         destinations, sources = graph.edges.T.nonzero(as_tuple=True)
@@ -112,7 +112,7 @@ class Edges(Level[EdgeScores]):
         return with_sources(run, sources, Graph.of(model.anatomy))
 
     def mean(
-        self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]
+        self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]
     ) -> Float[Tensor, "source 1 1 width"]:
         token_batches = list(batches)
         sums = [capture_components(model, tokens).sources.sum((1, 2)) for tokens in token_batches]

@@ -1,4 +1,4 @@
-"""Run a model with gradients, from embeddings of our choice, and catch the gradients where gates act."""
+"""Forward-backward passes from chosen embeddings, with the gradients at the places where gates act."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.gates.hooks import Edit, Hooks
@@ -15,16 +16,18 @@ from gatelens.model.anatomy import TransformerBlock
 from gatelens.sparse.in_model import offset_modules
 
 Metric = Callable[[Tensor], Tensor]
-"""From logits (prompt, vocab) at the last position to one number for each prompt."""
+"""Maps logits (prompt, vocab) at the last position to one number for each prompt."""
 
 
 def differentiate(
     model: Model, tokens: Tensor, metric: Metric, watch: Callable[[Hooks], None], embedding: Tensor | None = None
 ) -> None:
-    """One forward and backward; ``watch`` sets the hooks that catch what is wanted on the way.
+    """One forward-backward pass. The weights are frozen, so only gradients of activations are computed.
 
-    embedding: (prompt, position, width), put in place of the model's own. The weights are frozen, so the backward
-    pass computes gradients of activations only.
+    Arguments:
+        metric: its sum over prompts is differentiated.
+        watch: sets the hooks that keep gradients on the way.
+        embedding: (prompt, position, width), used instead of the model's own.
     """
     leaves: list[Tensor] = []
 
@@ -39,8 +42,10 @@ def differentiate(
         torch.autograd.grad(value, leaves)
 
 
-def z_gradients(model: Model, tokens: Tensor, metric: Metric, embedding: Tensor | None = None) -> list[Tensor]:
-    """The gradient of the metric (summed over prompts) at every head's output: (prompt, position, head, dim) each."""
+def z_gradients(
+    model: Model, tokens: Int[Tensor, "prompt position"], metric: Metric, embedding: Tensor | None = None
+) -> list[Float[Tensor, "prompt position head dim"]]:
+    """The gradient of the metric, summed over prompts, at the output of every head, for each layer."""
     grads: dict[int, Tensor] = {}
 
     def watch(hooks: Hooks) -> None:
@@ -54,14 +59,14 @@ def z_gradients(model: Model, tokens: Tensor, metric: Metric, embedding: Tensor 
 
 @dataclass(eq=False)
 class InputGradients:
-    """What one forward and backward says about every destination: its stream, and the gradient behind its norm."""
+    """What a forward-backward pass gives for every destination: its stream, and the gradient after its norm."""
 
     streams: list[Tensor] = field(default_factory=list)  # each layer's attention input
     mlp_streams: list[Tensor] = field(default_factory=list)
     finals: list[Tensor] = field(default_factory=list)
     qkv: list[dict[int, Tensor]] = field(default_factory=list)  # at the outputs of each layer's projections
     offsets: list[dict[int, Tensor]] = field(default_factory=list)  # at the gate offsets of queries and keys, if any
-    mlp: dict[int, Tensor] = field(default_factory=dict)  # at each MLP's input, behind the norm
+    mlp: dict[int, Tensor] = field(default_factory=dict)  # at each MLP's input, after the norm
     final: dict[int, Tensor] = field(default_factory=dict)  # at the final norm's output
 
     def watch(self, model: Model, hooks: Hooks) -> None:
@@ -83,10 +88,12 @@ class InputGradients:
 
 
 def catch(grads: dict[int, Tensor], key: int, shared: bool = False) -> Edit:
-    """An edit that changes no number but keeps the gradient that comes back through this place.
+    """An edit that changes no number and keeps the gradient at this place.
 
-    shared: the tensor is used elsewhere too (a stream, read by its component and carried on); then only what comes
-    back from here counts. A module's output is better left as it is, because some families change it in place.
+    Arguments:
+        shared: the tensor is used elsewhere too, as a stream is that a component reads and that goes on; then only the
+            gradient that comes back through this place is kept. Outputs of modules are not viewed, because some
+            families change them in place.
     """
 
     def edit(x: Tensor) -> Tensor:
@@ -98,5 +105,5 @@ def catch(grads: dict[int, Tensor], key: int, shared: bool = False) -> Edit:
 
 
 def keep(into: list[Tensor]) -> Edit:
-    """An edit that changes nothing but keeps the tensor."""
+    """An edit that changes nothing and keeps the tensor."""
     return lambda x: into.append(x.detach())

@@ -70,7 +70,7 @@ class Heads(Level[HeadScores]):
     def n_gates(self, graph: Graph, length: int) -> int:
         return graph.n_layers * graph.n_heads
 
-    def positions(self, model: Model, *runs: Run) -> list[Int[Tensor, " gate"]]:
+    def positions(self, model: Model, *runs: Run) -> list[Int[Tensor, " _gate"]]:
         return [torch.arange(model.n_layers * model.n_heads)]
 
     def grid(self, total: int, points: int = 0) -> list[int]:
@@ -90,7 +90,7 @@ class Heads(Level[HeadScores]):
         means: HeadSource = mean() if source == "mean" else capture(model, tokens, streams=False).heads
         return means
 
-    def mean(self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]) -> HeadSource:
+    def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> HeadSource:
         runs = [capture(model, tokens, streams=False).heads for tokens in batches]
         return [torch.cat([run[layer].flatten(0, 1) for run in runs]).mean(0) for layer in range(model.n_layers)]
 

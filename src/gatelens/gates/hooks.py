@@ -1,4 +1,4 @@
-"""Hooks that are all gone when their block ends, also after an exception."""
+"""Hooks that are removed when their ``with`` block ends, also after an exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Edit = Callable[[Tensor], Tensor | None]  # None: leave it as it is
+Edit = Callable[[Tensor], Tensor | None]
+"""Maps a tensor to its replacement; None leaves it unchanged."""
 
 
 class Hooks(ExitStack):
@@ -37,8 +38,8 @@ class Hooks(ExitStack):
         self.callback(module.register_forward_hook(hook).remove)
 
     def instead(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        """Run ``forward`` in place of the module's own."""
-        own = module.__dict__.get("forward")  # an instance may carry one already: accelerate puts it there
+        """Run ``forward`` instead of the module's own forward."""
+        own = module.__dict__.get("forward")  # accelerate sets one on the instance
 
         def restore() -> None:
             if own is None:

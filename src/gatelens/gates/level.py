@@ -98,7 +98,7 @@ class Scores(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """What is saved, by name. `Level.read_scores` is the inverse."""
 
-    def orders(self, by: Ranking = "absolute") -> list[Int[Tensor, " gate"]]:
+    def orders(self, by: Ranking = "absolute") -> list[Int[Tensor, " _gate"]]:
         """For each gate set the positions of its gates in the flattened set, from best to worst."""
         orders = []
         for scores, exists in self.gate_sets():
@@ -157,7 +157,7 @@ class Level(ABC, Generic[S]):
         """How many gates a model of this graph has for a prompt of this length."""
 
     @abstractmethod
-    def positions(self, model: Model, *runs: Any) -> list[Int[Tensor, " gate"]]:
+    def positions(self, model: Model, *runs: Any) -> list[Int[Tensor, " _gate"]]:
         """Positions of all gates in the flattened shape, in the order in which the model computes them.
 
         Arguments:
@@ -197,7 +197,7 @@ class Level(ABC, Generic[S]):
             mean: gives the mean over all corrupt prompts (`mean`).
         """
 
-    def mean(self, model: Model, batches: Iterable[Int[Tensor, "prompt position"]]) -> Any:
+    def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> Any:
         """What a closed gate reads if its source is the mean over these prompts and all their positions."""
         raise GatelensError(f"{self.noun} have no mean: closed gates read {' or '.join(self.sources)}.")
 

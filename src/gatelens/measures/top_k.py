@@ -35,7 +35,7 @@ class Circuits:
     level: Level[Any]
     model: Model
     task: CircuitTask
-    orders: Sequence[Int[Tensor, " gate"]]
+    orders: Sequence[Int[Tensor, " _gate"]]
     source: Source = "corrupt"
     context: Context = field(default_factory=Context)
 
