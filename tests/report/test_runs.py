@@ -17,6 +17,7 @@ from gatelens.model.anatomy import describe
 from gatelens.model.graph import Graph
 from gatelens.report._reading import read_runs, run_folders
 from gatelens.report._runs import labels
+from gatelens.report.page import write_report
 from gatelens.runtime.files import read_tensors, write_tensors
 from gatelens.sparse.in_model import make_sparse
 
@@ -161,6 +162,19 @@ def test_head_scores_are_means_over_seeds_and_sums_over_attention_edges(tmp_path
     runs = {run.folder.name: run for run in read_runs([tmp_path]).circuits}
     assert torch.equal(runs["heads"].head_scores, 2 * torch.ones(3, 4))
     assert torch.allclose(runs["attention"].head_scores, torch.full((3, 4), (4 + 18 + 18) / 3))
+
+
+def test_attention_circuits_are_shown_without_their_scores(tmp_path: Path) -> None:
+    folder = circuit_run(tmp_path / "attention", level="heads")
+    for name in ("result.json", "curve.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace('"level": "heads"', '"level": "attention"'))
+    (folder / "scores.safetensors").unlink()
+    runs = read_runs([folder])
+    assert runs.problems == []
+    assert runs.circuits[0].head_scores is None
+    report = write_report([folder], tmp_path / "report")
+    assert (report.figures, report.problems) == (1, [])  # the curve
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

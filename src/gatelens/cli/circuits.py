@@ -17,6 +17,12 @@ def circuit(
     task: TaskName,
     settings: Any,
     out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option(
+            help="the name of the dense model that a report compares this one with; default: by shape and name"
+        ),
+    ] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
@@ -37,7 +43,7 @@ def circuit(
     console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
     with Bars(console) as bars:
         options = task_options(option, skip_bad)
-        result = find_circuit(loaded, task, settings, out=folder, options=options, progress=bars)
+        result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense, progress=bars)
     console.print(circuit_table(result))
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 

@@ -74,7 +74,10 @@ def _read(folder: Path, runs: Runs) -> None:
 
 def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
     result = load_circuit(folder)
-    run = CircuitRun(folder, asked, result, read_tensors(folder / "scores.safetensors"), load_example(folder))
+    scores = folder / "scores.safetensors"
+    optional = result.settings.level == "attention"  # these scores are large, and a shared folder may lack them
+    tensors = {} if optional and not scores.exists() else read_tensors(scores)
+    run = CircuitRun(folder, asked, result, tensors, load_example(folder))
     # Everything that is drawn is checked here, so that a damaged run is left out as a whole.
     for curve in (result.curve, result.curve.random):
         if curve is not None:
@@ -124,7 +127,7 @@ def _check_curve(folder: Path, curve: Curve, level: str) -> None:
 def _check_scores(run: CircuitRun) -> None:
     if any(not bool(scores.isfinite().all()) for scores in run.scores.values()):
         raise GatelensError(f"{run.folder} holds scores that cannot be drawn: run the job again.")
-    if run.result.settings.level != "edges":
+    if run.scores and run.result.settings.level != "edges":
         _check_head_map(run.folder, run.head_scores)
     elif run.has_graph and run.edge_scores.shape != run.edge_graph.edges.shape:
         raise GatelensError(

@@ -45,14 +45,14 @@ class CircuitRun:
 
     @property
     def head_scores(self) -> Tensor | None:
-        """Scores of heads, mean over prompts and task seeds: (layer, head). None for a circuit of edges.
+        """Scores of heads, mean over prompts and task seeds: (layer, head). None for edges, or if no score was saved.
 
         The score of a head in a circuit of attention edges is the sum over its edges.
         """
         level = self.result.settings.level
         if level == "heads":
             return sum(self.scores.values()) / len(self.scores)  # type: ignore[return-value]
-        if level == "attention":
+        if level == "attention" and self.scores:
             sums = [scores.sum((3, 4)) for name, scores in self.scores.items() if name.endswith(".scores")]
             return sum(x.sum(0) for x in sums) / sum(map(len, sums))  # type: ignore[return-value]
         return None

@@ -25,10 +25,9 @@ def head_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[d
         maps = {kind: run.result.roles.kind(kind).mean(0) for kind in KINDS}
         views.append(_head_view(f"roles: {title}", "score, mean over seeds", maps))
     for group in groups:
-        if group.level == "edges":
-            continue
-        label = "score of the head" if group.level == "heads" else "sum of the scores of its attention edges"
-        views.append(_head_view(f"scores: {group.title}", label, group.head_scores))
+        if group.head_scores:
+            label = "score of the head" if group.level == "heads" else "sum of the scores of its attention edges"
+            views.append(_head_view(f"scores: {group.title}", label, group.head_scores))
     return views
 
 
