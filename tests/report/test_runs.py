@@ -97,7 +97,13 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
             lambda f: write_tensors(
                 f / "curve.safetensors", read_tensors(f / "curve.safetensors") | {"metrics": torch.zeros(1, 2, 3)}
             ),
-            "cannot be drawn",
+            "run the job again",
+        ),
+        (
+            lambda f: write_tensors(
+                f / "curve.safetensors", read_tensors(f / "curve.safetensors") | {"none": torch.full((1, 3), torch.nan)}
+            ),
+            "holds a curve that cannot be drawn",
         ),
     ],
 )
