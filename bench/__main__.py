@@ -1,7 +1,7 @@
-"""All benches, one after another, and one table of what they measured: ``python -m bench [--quick] [NAME ...]``.
+"""Run all benchmarks, or those that are named, and print one table: ``python -m bench [--quick] [NAME ...]``.
 
-Every number is a ratio of two things measured in one run, so that it means the same on every machine; nothing is
-asserted. Each bench has a process of its own: peaks of memory are those of a process.
+Almost every number is a ratio of two things that are measured in one run, so that it can be compared between machines.
+Nothing is asserted. Each benchmark runs in a process of its own, because peak memory is that of a process.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.rows import AS_ROWS, QUICK, Row, heard, quick, words
+from bench.measurements import AS_JSON, QUICK, Measurement, arguments, quick, read_output
 
-NAMES = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("rows", "timing"))
-NAMES = [name for name in NAMES if not name.startswith("__")]
+_HELPERS = ("measurements", "timing")
+_MODULES = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+NAMES = [name for name in _MODULES if name not in _HELPERS and not name.startswith("__")]
 
 
 def main() -> int:
     console = Console()
-    unknown = [name for name in words() if name not in NAMES]
+    unknown = [name for name in arguments() if name not in NAMES]
     if unknown:
-        print(f"no bench '{unknown[0]}': benches are {', '.join(NAMES)}.", file=sys.stderr)
+        print(f"no benchmark '{unknown[0]}': there are {', '.join(NAMES)}.", file=sys.stderr)
         return 2
-    table = Table("bench", "job", "measured", "in units of", "floor", "at most", "", title="costs, as ratios")
+    table = Table("benchmark", "job", "measured", "in units of", "floor", "at most", "", title="costs, as ratios")
     failed = False
-    for name in words() or NAMES:
+    for name in arguments() or NAMES:
         console.print(f"== {name}", highlight=False)
         failed |= run(name, table, console)
         table.add_section()
@@ -36,25 +37,30 @@ def main() -> int:
 
 
 def run(name: str, table: Table, console: Console) -> bool:
-    """Add a bench's rows to the table; print at once what it says besides. True if it failed."""
-    command = [sys.executable, "-m", f"bench.{name}", AS_ROWS, *([QUICK] if quick() else [])]
+    """Run a benchmark, print its output as it comes, and add its measurements to the table.
+
+    Returns:
+        Whether the benchmark failed.
+    """
+    command = [sys.executable, "-m", f"bench.{name}", AS_JSON, *([QUICK] if quick() else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for said in heard(process.stdout):
-            if isinstance(said, Row):
-                table.add_row(name, *cells(said))
-                console.print(f"  {said.job}: {said.measured:.3g} {said.unit}", highlight=False, markup=False)
+        for line in read_output(process.stdout):
+            if isinstance(line, Measurement):
+                table.add_row(name, *cells(line))
+                console.print(f"  {line.job}: {line.measured:.3g} {line.unit}", highlight=False, markup=False)
             else:
-                console.print(said, highlight=False, markup=False)
+                console.print(line, highlight=False, markup=False)
     if process.returncode:
         table.add_row(name, f"failed with exit code {process.returncode}")
     return process.returncode != 0
 
 
-def cells(row: Row) -> list[str]:
-    above = row.most is not None and row.measured > row.most
-    limits = ["" if limit is None else f"{limit:g}" for limit in (row.floor, row.most)]
-    return [row.job, f"{row.measured:.3g}", row.unit, *limits, "above" if above else ""]
+def cells(measurement: Measurement) -> list[str]:
+    """The cells of a measurement in the table; the last one marks it if it is above its limit."""
+    above = measurement.most is not None and measurement.measured > measurement.most
+    limits = ["" if limit is None else f"{limit:g}" for limit in (measurement.floor, measurement.most)]
+    return [measurement.job, f"{measurement.measured:.3g}", measurement.unit, *limits, "above" if above else ""]
 
 
 if __name__ == "__main__":

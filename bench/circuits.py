@@ -1,6 +1,6 @@
-"""What circuits cost, in plain Hugging Face runs over the same prompts: ``python -m bench.circuits``.
+"""The cost of scores and circuits, in plain Hugging Face runs on the same prompts: ``python -m bench.circuits``.
 
-F is a plain forward, FB a forward and backward to the activations (weights frozen), both with all logits.
+F is a plain forward. FB is a forward and a backward to the activations, with frozen weights. Both compute all logits.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 import gatelens
 from bench.heads import gpt2_small, plain
-from bench.rows import Row, quick, say, words
+from bench.measurements import Measurement, arguments, quick, show
 from bench.timing import ratios
 from gatelens import GatelensError, Model
-from gatelens.measures.top_k import circuits
+from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute_edges
 from gatelens.methods.patching import patch_heads
 from gatelens.tasks.base import CircuitTask, from_tokens
@@ -35,57 +35,59 @@ def main() -> None:
         return
     report(gpt2_small(), repeats=5, heads=144, n_circuits=30)
     try:
-        # One forward takes about a second here: a sample of the heads, and some circuits of the curve.
+        # One forward takes about a second here, so only a sample of the heads and a few circuits are measured.
         report(gatelens.load("smollm2"), repeats=3, heads=60, n_circuits=8)
     except GatelensError as error:
-        print(f"smollm2 left out: {error}")
+        print(f"skipped smollm2: {error}")
         return
     peak = subprocess.run([sys.executable, "-m", "bench.circuits", "peak"], capture_output=True, text=True, check=True)
-    say(Row("smollm2: EAP, peak memory of the whole process", float(peak.stdout), "GB", most=MEMORY_GB))
+    show(Measurement("smollm2: EAP, peak memory of the whole process", float(peak.stdout), "GB", most=MEMORY_GB))
 
 
 def report(model: Model, *, repeats: int, heads: int, n_circuits: int) -> None:
+    """Measure patching of a sample of heads, attribution of all edges, and circuits of edges."""
     task = random_task(model)
     scores = attribute_edges(model, task)
-    ours = circuits(model, task, scores)
-    ks = [round(ours.total ** (i / (n_circuits - 1))) for i in range(n_circuits)]
-    name = f"{model.name}, {ours.total:,} edges"
+    circuits = Circuits.of(model, task, scores)
+    ks = [round(circuits.total ** (i / (n_circuits - 1))) for i in range(n_circuits)]
+    name = f"{model.name}, {circuits.total:,} edges"
     forward = plain(model, task.buckets[0].clean)
     both = ratios(forward, {"FB": forward_backward(model, task)}, repeats=repeats)["FB"]
-    say(Row(f"{name}: FB", both, "F"))
+    show(Measurement(f"{name}: FB", both, "F"))
     jobs: dict[str, Callable[[], object]] = {
         "EAP": lambda: attribute_edges(model, task),
         "EAP-IG": lambda: attribute_edges(model, task, STEPS),
-        "one": lambda: ours.metric(0, [ours.total // 10]),
+        "circuit": lambda: circuits.metric(0, [circuits.total // 10]),
     }
     cost = ratios(forward, jobs, repeats=repeats)
-    rows: dict[str, Callable[[], object]] = {
+    slow_jobs: dict[str, Callable[[], object]] = {
         "heads": lambda: patch_heads(model, task, sample=heads),
-        "curve": lambda: [ours.metric(0, ks[i : i + 8]) for i in range(0, n_circuits, 8)],
+        "curve": lambda: [circuits.metric(0, ks[i : i + 8]) for i in range(0, n_circuits, 8)],
     }
-    cost |= ratios(forward, rows, repeats=1)
-    for what, value, unit, floor, most in (
+    cost |= ratios(forward, slow_jobs, repeats=1)
+    for job, value, unit, floor, most in (
         (f"{heads} heads by exact patching, per head", cost["heads"] / heads, "F", 0.5, 0.6),
         ("EAP", cost["EAP"] / (1 + both), "F + FB", 1, 1.5),
         (f"EAP-IG, {STEPS} steps", cost["EAP-IG"] / (1 + STEPS * both), f"F + {STEPS} FB", 1, 1.5),
-        ("one exact circuit of a tenth of the edges", cost["one"], "F", 1, 2.5),
+        ("one exact circuit of a tenth of the edges", cost["circuit"], "F", 1, 2.5),
         (f"{n_circuits} edge circuits in rows, per circuit", cost["curve"] / n_circuits, "F", 1, 2.5),
     ):
-        say(Row(f"{name}: {what}", value, unit, floor, most))
+        show(Measurement(f"{name}: {job}", value, unit, floor, most))
 
 
 def random_task(model: Model) -> CircuitTask:
+    """Prompts and answers of random tokens."""
     torch.manual_seed(0)
     vocabulary = int(model.hf.config.vocab_size)
-    rows = [
+    tokens = [
         PairTokens(*torch.randint(0, vocabulary, (2, LENGTH)).tolist(), *torch.randint(0, vocabulary, (2, 1)).tolist())
         for _ in range(PROMPTS)
     ]
-    return from_tokens("random", 0, [Pair("clean", "corrupt", ("right",), ("wrong",))] * PROMPTS, rows)
+    return from_tokens("random", 0, [Pair("clean", "corrupt", ("right",), ("wrong",))] * PROMPTS, tokens)
 
 
 def forward_backward(model: Model, task: CircuitTask) -> Callable[[], object]:
-    """All logits, and the gradient of the metric at the embeddings."""
+    """The unit FB: all logits, and the gradient of the metric with respect to the embeddings."""
     bucket = task.buckets[0]
 
     def run() -> object:
@@ -97,7 +99,7 @@ def forward_backward(model: Model, task: CircuitTask) -> Callable[[], object]:
 
 
 def peak() -> None:
-    """Print the most memory that a process ever had that loads smollm2 and runs EAP, in GB."""
+    """Load smollm2, run EAP, and print the peak memory of this process in GB."""
     torch.set_num_threads(1)
     model = gatelens.load("smollm2")
     attribute_edges(model, random_task(model))
@@ -106,4 +108,4 @@ def peak() -> None:
 
 
 if __name__ == "__main__":
-    peak() if words() == ["peak"] else main()
+    peak() if arguments() == ["peak"] else main()

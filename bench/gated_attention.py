@@ -1,8 +1,8 @@
-"""What gated attention costs, in units of torch's sdpa and of the plain operator: ``python -m bench.gated_attention``.
+"""The cost of gated attention, in units of sdpa and of the plain operator: ``python -m bench.gated_attention``.
 
-Forward and backward of batch 1, 8 heads of size 64, float32, one thread. The plain operator keeps whole (T, T) matrices
-for autograd; sdpa has no gates and is the floor. In the score gauge gates have a bias; in the probability gauge they
-have offsets for queries and keys and a rest value too, all with gradients.
+Forward and backward, batch 1, 8 heads of size 64, float32, one thread. The plain operator keeps whole (T, T) matrices
+for autograd. scaled_dot_product_attention of torch (sdpa) has no gates and is the floor. Score gates have a bias.
+Probability gates also have offsets for queries and keys, and a rest value. All of these have gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.rows import QUICK, Row, quick, say, words
+from bench.measurements import QUICK, Measurement, arguments, quick, show
 from bench.timing import ratios
 from gatelens.sparse.gated_attention import gated_attention
 
@@ -24,14 +24,14 @@ HEADS, DIM = 8, 64
 BIAS = {"score": 3.0, "probability": 6.0}  # of gates that are partly open
 LENGTHS, REPEATS = ((256,), 2) if quick() else ((256, 1024, 2048), 5)
 MEMORY_LENGTH = 512 if quick() else 2048
-# Limits: time as a multiple of the plain operator's and of sdpa's from T = 1024 on, memory of the plain operator's
+# Limits: time from T = 1024 on, in units of the plain operator and of sdpa; memory, in units of the plain operator.
 TIME, SDPA, MEMORY = 0.5, {"training": 1.6, "inference": 1.4}, 1 / 8
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    report_memory()  # first: a process starts with the peak of the one that started it
+    report_memory()  # first, because a process starts with the peak memory of its parent
     for length in LENGTHS:
         report_time(length)
 
@@ -42,28 +42,28 @@ def report_time(length: int) -> None:
     for mode in ("training", "inference"):
         sdpa_most, plain_most = (SDPA[mode], TIME) if length >= 1024 else (None, None)
         plain = cost[f"plain, {mode}"]
-        say(Row(f"T = {length}, {mode}: the plain operator", plain, "sdpa"))
+        show(Measurement(f"T = {length}, {mode}: the plain operator", plain, "sdpa"))
         for gate in BIAS:
             gated = cost[f"{gate} gates, {mode}"]
-            say(Row(f"T = {length}, {mode}: {gate} gates", gated, "sdpa", 1, sdpa_most))
-            say(Row(f"T = {length}, {mode}: {gate} gates", gated / plain, "plain operator", None, plain_most))
+            show(Measurement(f"T = {length}, {mode}: {gate} gates", gated, "sdpa", 1, sdpa_most))
+            show(Measurement(f"T = {length}, {mode}: {gate} gates", gated / plain, "plain operator", None, plain_most))
 
 
 def report_memory() -> None:
-    """Growth of the peak of a process in one forward and backward; each in a process of its own."""
-    grown = {}
+    """How much one forward and backward raises the peak memory of a process. Each operator has its own process."""
+    growths = {}
     for name in OPERATORS:
         command = [sys.executable, "-m", "bench.gated_attention", name, *([QUICK] if quick() else [])]
-        grown[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    for name, growth in grown.items():
+        growths[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for name, growth in growths.items():
         most = MEMORY if "gates" in name else None
-        share = growth / max(1, grown["plain, training"])
-        say(Row(f"T = {MEMORY_LENGTH}, extra memory: {name}", share, "plain, training", None, most))
+        share = growth / max(1, growths["plain, training"])
+        show(Measurement(f"T = {MEMORY_LENGTH}, extra memory: {name}", share, "plain, training", None, most))
 
 
 def peak_growth(name: str) -> int:
     torch.set_num_threads(1)
-    job(name, 64)()  # pays for what is loaded once
+    job(name, 64)()  # loads what is loaded once
     run = job(name, MEMORY_LENGTH)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run()
@@ -119,7 +119,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 }
 
 if __name__ == "__main__":
-    if words():
-        print(peak_growth(words()[0]))
+    if arguments():
+        print(peak_growth(arguments()[0]))
     else:
         main()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gatelens
 from bench.heads import gpt2_small
-from bench.rows import Row, quick, say
+from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
 from gatelens import GatelensError, Model
 from gatelens.gates.responses import mean_nll
@@ -35,7 +35,9 @@ def main() -> None:
     jobs = {str(seeds): update(model, batch, seeds) for seeds in ((1, 2) if quick() else AT_MOST)}
     for seeds, ratio in ratios(plain(model, batch), jobs, repeats=1 if quick() else 3).items():
         # The floor is one FB for each row. Computing only the logits of the responses can be cheaper than that.
-        say(Row(f"{model.name}: update of {seeds} seed(s)", ratio, "FB", float(seeds), AT_MOST.get(int(seeds))))
+        show(
+            Measurement(f"{model.name}: update of {seeds} seed(s)", ratio, "FB", float(seeds), AT_MOST.get(int(seeds)))
+        )
 
 
 def random_batch(model: Model) -> ResponseBatch:

@@ -1,4 +1,4 @@
-"""What gates on heads cost, in plain Hugging Face forwards over the same prompts: ``python -m bench.heads``."""
+"""The cost of gates on heads, in plain Hugging Face forwards on the same prompts: ``python -m bench.heads``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gatelens
-from bench.rows import Row, quick, say
+from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
 from gatelens import GatelensError, Model
 from gatelens.gates.head_runs import run_heads
@@ -17,7 +17,7 @@ from gatelens.gates.runs import capture
 from gatelens.model.anatomy import describe
 
 PROMPTS, LENGTH = 8, 16
-GATED, PATCHED = 1.1, 0.6  # at most, on the GPT-2-small shape
+GATED, PATCHED = 1.1, 0.6  # limits, for the shape of GPT-2 small
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     try:
         report(gatelens.load("smollm2"), heads=3)
     except GatelensError as error:
-        print(f"smollm2 left out: {error}")
+        print(f"skipped smollm2: {error}")
 
 
 def gpt2_small() -> Model:
@@ -40,20 +40,22 @@ def gpt2_small() -> Model:
 
 
 def report(model: Model, *, heads: int) -> None:
-    """Print the ratios; ``heads`` of each layer are patched, a third of them at a time to stay close to the floor."""
+    """Print the ratios. ``heads`` of each layer are patched, a third at a time, so that the floor is measured often."""
     tokens = torch.randint(0, model.hf.config.vocab_size, (PROMPTS, LENGTH))
     for name, ratio in ratios(plain(model, tokens), gated(model, tokens), repeats=2 if quick() else 5).items():
-        say(Row(f"{model.name}: {name}", ratio, "F", floor=1, most=GATED))
+        show(Measurement(f"{model.name}: {name}", ratio, "F", floor=1, most=GATED))
     costs = [
         ratios(plain(model, tokens, times=3), {"patched": patched(model, tokens, part)}, repeats=1, warm=False)
         for part in torch.arange(heads).chunk(3)
     ]
     name = f"{model.name}: {heads} heads of each layer patched, per head"
     per_head = 3 * sum(cost["patched"] for cost in costs) / (heads * model.n_layers)
-    say(Row(name, per_head, "F", floor=0.5, most=PATCHED))
+    show(Measurement(name, per_head, "F", floor=0.5, most=PATCHED))
 
 
 def plain(model: Model, tokens: Tensor, times: int = 1) -> Callable[[], object]:
+    """The unit F: a forward of the Hugging Face model with all logits."""
+
     @torch.no_grad()
     def run() -> None:
         for _ in range(times):
@@ -73,7 +75,7 @@ def gated(model: Model, tokens: Tensor) -> dict[str, Callable[[], object]]:
 
 
 def patched(model: Model, tokens: Tensor, heads: Tensor) -> Callable[[], object]:
-    """The corrupt output of one head after another, these of each layer, in an otherwise clean run."""
+    """Patch these heads of every layer, one at a time, with their corrupt output in a clean run."""
     each = 1 - torch.eye(model.n_layers * model.n_heads).unflatten(0, (model.n_layers, model.n_heads))
     gates = each[:, heads].reshape(-1, model.n_layers, model.n_heads)
     clean, corrupt = capture(model, tokens), capture(model, tokens.flip(0)).heads

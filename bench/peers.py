@@ -1,7 +1,7 @@
-"""Ours against TransformerLens on the same work: ``python -m bench.peers``.
+"""gatelens and TransformerLens on the same work: ``python -m bench.peers``.
 
-TransformerLens comes from PyPI into an environment of its own, with the torch and transformers that are pinned here.
-Both sides run the same random model of GPT-2-small shape, one thread, on the same prompts.
+TransformerLens is installed with pip into its own environment, with the pinned versions of torch and transformers. Both
+libraries run the same random model of the shape of GPT-2 small on the same prompts, with one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from bench.circuits import LENGTH, PROMPTS, random_task
 from bench.heads import gpt2_small, plain
-from bench.rows import Row, quick, say
+from bench.measurements import Measurement, quick, show
 from gatelens.methods.attribution import attribute_heads
 from gatelens.methods.patching import patch_heads
 
@@ -28,7 +28,7 @@ REPEATS = 3
 JOBS = ("plain forward", "144 heads by cached gradients", "144 heads patched one at a time")
 JOBS = JOBS[:2] if quick() else JOBS
 
-THEIRS = """
+PEER_SCRIPT = """
 import json, sys, tempfile, time
 import torch
 from transformer_lens.model_bridge import TransformerBridge
@@ -89,9 +89,9 @@ def timed(job, repeats):
     seconds = []
     for _ in range(repeats):
         begun = time.process_time()
-        found = job()
+        result = job()
         seconds.append(time.process_time() - begun)
-    return min(seconds), found
+    return min(seconds), result
 
 jobs = [(forward, work["repeats"]), (attribute, work["repeats"]), (patch, 1)]
 jobs = [timed(*job) for job in jobs[: work["jobs"]]]
@@ -116,44 +116,52 @@ def main() -> None:
         "repeats": REPEATS,
         "jobs": len(JOBS),
     }
-    # One side after the other, so that neither slows the other.
-    done = subprocess.run([python, "-c", THEIRS], input=json.dumps(work), capture_output=True, text=True, check=False)
+    # One library after the other, so that neither slows the other.
+    done = subprocess.run(
+        [python, "-c", PEER_SCRIPT], input=json.dumps(work), capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        print(f"TransformerLens left out: {done.stderr.strip().splitlines()[-1]}")
+        print(f"skipped TransformerLens: {done.stderr.strip().splitlines()[-1]}")
         return
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    peer = json.loads(done.stdout.splitlines()[-1])
     forward = plain(model, bucket.clean)
-    ours: list[tuple[Callable[[], Any], int]] = [
+    jobs: list[tuple[Callable[[], Any], int]] = [
         (forward, REPEATS),
         (lambda: attribute_heads(model, task), REPEATS),
         (lambda: patch_heads(model, task), 1),
     ]
     forward()
-    mine = [timed(job, repeats) for job, repeats in ours[: len(JOBS)]]
+    own = [timed(job, repeats) for job, repeats in jobs[: len(JOBS)]]
     print(f"GPT-2-small shape, {PROMPTS} prompts of {LENGTH} tokens, one thread")
-    for name, (our, _), their in zip(JOBS, mine, theirs["seconds"], strict=True):
-        say(Row(f"{name} (ours {our:.2f} s, theirs {their:.2f} s)", our / their, "TransformerLens"))
-    for name, (_, found), their in zip(JOBS[1:], mine[1:], theirs["scores"], strict=True):
-        off = float((found.scores - torch.tensor(their)).abs().max() / found.scores.abs().max())
-        print(f"  {name}: scores differ by at most {off:.0e} of the largest")
+    for name, (own_seconds, _), peer_seconds in zip(JOBS, own, peer["seconds"], strict=True):
+        show(
+            Measurement(
+                f"{name} ({own_seconds:.2f} s, TransformerLens {peer_seconds:.2f} s)",
+                own_seconds / peer_seconds,
+                "TransformerLens",
+            )
+        )
+    for name, (_, scores), peer_scores in zip(JOBS[1:], own[1:], peer["scores"], strict=True):
+        difference = (scores.scores - torch.tensor(peer_scores)).abs().max() / scores.scores.abs().max()
+        print(f"  {name}: scores differ by at most {float(difference):.0e} of the largest")
 
 
 def timed(job: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """The shortest processor time in seconds, and what the job found."""
+    """The shortest processor time in seconds, and the result of the job."""
     times = []
     for _ in range(repeats):
         begun = time.process_time()
-        found = job()
+        result = job()
         times.append(time.process_time() - begun)
-    return min(times), found
+    return min(times), result
 
 
 def install() -> str | None:
-    """The interpreter of an environment with TransformerLens; None, and the reason printed, where there is none."""
+    """The interpreter of an environment with TransformerLens. If there is none, print why and return None."""
     python = HOME / "bin" / "python"
     ready = HOME / "ready"
     if not ready.exists() and quick():
-        print("TransformerLens is not installed yet: left out of the quick run")
+        print("skipped TransformerLens: it is not installed yet, and a quick run does not install it")
         return None
     if not ready.exists():
         print(f"installing TransformerLens into {HOME}, once", flush=True)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.rows import Row, quick, say
+from bench.measurements import Measurement, quick, show
 from gatelens.model.graph import Graph
 from gatelens.report.page import write_report
 
@@ -55,11 +55,15 @@ def main() -> None:
         elapsed, processor = time.perf_counter() - start, time.process_time() - processor_start
         size = sum(path.stat().st_size for path in report.path.parent.rglob("*") if path.is_file()) / 1e6
         print(f"{len(report.runs)} runs of {graph.n_edges:,} edges, {report.figures} figures, {size:.1f} MB")
-        say(Row("build the page, processor time", processor, "seconds", most=20))
-        say(Row("build the page, elapsed time", elapsed, "seconds", most=20))
+        show(Measurement("build the page, processor time", processor, "seconds", most=20))
+        show(Measurement("build the page, elapsed time", elapsed, "seconds", most=20))
         for name, thread, painted in slider_times(report.path):
-            say(Row(f"move the slider {name}, processor time of the page", thread, "milliseconds", most=100))
-            say(Row(f"move the slider {name}, elapsed time until it is painted", painted, "milliseconds", most=100))
+            show(Measurement(f"move the slider {name}, processor time of the page", thread, "milliseconds", most=100))
+            show(
+                Measurement(
+                    f"move the slider {name}, elapsed time until it is painted", painted, "milliseconds", most=100
+                )
+            )
     finally:
         shutil.rmtree(folder)
 

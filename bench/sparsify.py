@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 import gatelens
-from bench.records import Row, quick, say
+from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
 from gatelens.sparse.in_model import dense_attention
 from gatelens.sparse.sparsify import SparsifySettings
@@ -31,7 +31,7 @@ def main() -> None:
     for batch, length in ((1, 32),) if quick() else ((4, 128), (2, 256)):
         training = make(batch, length)
         cost = ratios(dense_step(training), {"gated": gated_step(training)}, repeats=1 if quick() else REPEATS)
-        say(Row(f"smollm2: training step, {batch} x {length} tokens", cost["gated"], "dense step", 1, MOST))
+        show(Measurement(f"smollm2: training step, {batch} x {length} tokens", cost["gated"], "dense step", 1, MOST))
 
 
 def make(batch: int, length: int) -> Training:

@@ -1,9 +1,10 @@
-"""Heads of a gate run at 0, as fitted (G+) and at 1: the interfering ones, and those that follow in their order.
+"""Set heads of a finished `gatelens gate` run to 0, to their fitted gate G+, and to 1, and compare the responses.
 
     python examples/half_open_heads.py results/head-ablation-smollm2/cells/roles-math-smollm2 50
 
-Prints, for each seed, the log-probability of the held-out responses (mean over examples) with each group of heads
-forced together, and how many heads of the group are best closed, as fitted or open when forced one at a time.
+There are two groups: the interfering heads, and the heads that follow them in the ranking. The script prints for each
+seed the log-probability of the held-out responses (mean over examples) with a whole group closed, as fitted and open,
+and for how many heads of the group each of the three is best if only that head is changed.
 """
 
 import sys

@@ -50,8 +50,8 @@ def pack() -> list[int]:
     layers = {int(re.findall(r"\.(\d+)\.", name)[0]): w for name, w in weights.items() if name.endswith("gate_bias")}
     biases = torch.stack([layers[layer] for layer in sorted(layers)])
     settings = [stage.as_dict() for stage in STAGES[: len(started)]]
-    about = {"base": "smollm2", "steps": steps, "stages": settings}
-    write_adapter(FOLDER, weights, GateValues("score", biases), SCALE, about, torch.float16)
+    description = {"base": "smollm2", "steps": steps, "stages": settings}
+    write_adapter(FOLDER, weights, GateValues("score", biases), SCALE, description, torch.float16)
     LOGS.mkdir(parents=True, exist_ok=True)
     for number, (run, _) in enumerate(started, 1):
         for name in ("log.csv", "judged.csv"):

@@ -1,6 +1,7 @@
-"""The toy of two-digit addition: what it measures, that it runs, and the pattern that a whole run of it found.
+"""The toy model of two-digit addition: its measures, that it runs, and the pattern in the result of a whole run.
 
-A whole run takes two minutes. `examples/addition_toy.json` is what one wrote; it is held to the settings of today.
+A whole run takes two minutes. `examples/addition_toy.json` is the result of one; a test checks that it was made with
+the current settings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def toy() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def whole_run() -> Any:
     return json.loads((EXAMPLES / "addition_toy.json").read_text())
 
 
@@ -40,13 +41,13 @@ def test_sums_are_right(toy: Any, base: int) -> None:
         assert int(text[1:3], base) + int(text[4:6], base) == int(text[7:10], base)
 
 
-def test_what_is_measured(toy: Any) -> None:
-    """Edges by hand: =, x and y are positions 6, 7 and 8; a, b, c and d are 1, 2, 4 and 5."""
+def test_measures_of_known_edges(toy: Any) -> None:
+    """=, x and y are positions 6, 7 and 8; a, b, c and d are positions 1, 2, 4 and 5."""
     opened = torch.zeros(2, 11, 11)
-    opened[0, 6, [1, 4]] = 1.0  # x from a and c,
-    opened[0, 8, 5] = 1.0  # z from d,
-    opened[0, 8, 1] = 0.5  # and from a, which is not of its place
-    opened[0, 5, 2] = 1.0  # no digit of the sum is written at d
+    opened[0, 6, [1, 4]] = 1.0  # x attends to a and c,
+    opened[0, 8, 5] = 1.0  # z to d,
+    opened[0, 8, 1] = 0.5  # and to a, which is not added for it
+    opened[0, 5, 2] = 1.0  # d does not predict a digit of the sum
     opened[1, 7, 5] = 0.25
     assert toy.same_place(opened) == pytest.approx(3 / 3.5)
     assert toy.open_share(opened) == pytest.approx(4.75 / 132)
@@ -62,7 +63,7 @@ def test_an_edge_that_opens_with_the_carry(toy: Any) -> None:
     edges[0, :, 6, [1, 4]] = True
     edges[1, :, 6, 2] = tokens[:, 2] + tokens[:, 5] < 4
     edges[1, :, 7, 5] = tokens[:, 2] + tokens[:, 5] >= 4
-    edges[1, :, 8, 5] = edges[1, :, 7, 5]  # where z is written, which needs no carry
+    edges[1, :, 8, 5] = edges[1, :, 7, 5]  # z does not need the carry
     right = ["layer 1 x <- b 0% with, 100% without", "layer 1 y <- d 100% with, 0% without"]
     assert toy.follow_carry(edges, tokens, 4) == right
 
@@ -70,21 +71,21 @@ def test_an_edge_that_opens_with_the_carry(toy: Any) -> None:
 def test_it_runs(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(toy, "OUT", tmp_path)
     toy.main(toy.Size(base=3, layers=2, width=16, dense_steps=4, sparse_steps=3))
-    said = capsys.readouterr().out
-    assert "right answers, of all sums: dense" in said
+    output = capsys.readouterr().out
+    assert "right answers, of all sums: dense" in output
     assert (tmp_path / "attention.png").stat().st_size > 1000
-    opened = torch.tensor(json.loads((tmp_path / "found.json").read_text())["opened"])
+    opened = torch.tensor(json.loads((tmp_path / "result.json").read_text())["opened"])
     assert opened.shape == (2, 11, 11)
-    assert f"open edges of the sparse model: {toy.open_share(opened):.2%}" in said
+    assert f"open edges of the sparse model: {toy.open_share(opened):.2%}" in output
 
 
-def test_a_whole_run_found_the_pattern(toy: Any, found: Any) -> None:
-    """Digits of the same place in the first layer, the ones' digits, which carry, for x and y in a later one."""
-    now = toy.sparse_settings(toy.Size())
-    assert not now.changed(found["settings"]), "run the example again and copy its found.json"
-    assert now.steps == found["settings"]["steps"]
-    opened = torch.tensor(found["opened"])
-    assert found["accuracy"] >= 0.99
+def test_a_whole_run_has_the_pattern(toy: Any, whole_run: Any) -> None:
+    """In layer 0 digits attend to the digits that are added for them; later, x and y attend to the ones (the carry)."""
+    settings = toy.sparse_settings(toy.Size())
+    assert not settings.changed(whole_run["settings"]), "run the example again and copy its result.json"
+    assert settings.steps == whole_run["settings"]["steps"]
+    opened = torch.tensor(whole_run["opened"])
+    assert whole_run["accuracy"] >= 0.99
     assert toy.open_share(opened) <= 0.1
     assert toy.same_place(opened) >= 0.95
     assert opened[0, [6, 6, 7, 7], [1, 4, 1, 4]].min() >= 0.95

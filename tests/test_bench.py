@@ -1,4 +1,4 @@
-"""The table of benches: rows go through a pipe unharmed, and a wrong name is one sentence. Nothing is timed."""
+"""The table of benchmarks: measurements pass through a pipe, and a wrong name gives one sentence. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.__main__ import NAMES, cells  # noqa: E402
-from bench.rows import Row, heard, say  # noqa: E402
+from bench.measurements import Measurement, read_output, show  # noqa: E402
 
 
-def test_rows_are_heard_as_they_were_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--rows"])
-    rows = [Row("EAP", 1.25, "F + FB", 1, 1.5), Row("FB", 2.0, "F")]
-    for row in rows:
+def test_measurements_are_read_as_they_were_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--json"])
+    measurements = [Measurement("EAP", 1.25, "F + FB", 1, 1.5), Measurement("FB", 2.0, "F")]
+    for measurement in measurements:
         print("a note")
-        say(row)
-    said = capsys.readouterr().out.splitlines()
-    assert list(heard(iter(said))) == ["a note", rows[0], "a note", rows[1]]
+        show(measurement)
+    lines = capsys.readouterr().out.splitlines()
+    assert list(read_output(iter(lines))) == ["a note", measurements[0], "a note", measurements[1]]
 
 
-def test_rows_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measurements_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["bench"])
-    say(Row("EAP", 1.25, "F + FB", 1, 1.5))
+    show(Measurement("EAP", 1.25, "F + FB", 1, 1.5))
     assert capsys.readouterr().out.split() == ["EAP", "1.25", "F", "+", "FB", "(floor", "1,", "at", "most", "1.5)"]
 
 
-def test_what_is_above_its_limit_is_marked() -> None:
-    assert [cells(Row("a", value, "F", 1, 1.5))[-1] for value in (1.4, 1.5, 1.6)] == ["", "", "above"]
-    assert cells(Row("a", 9.0, "F")) == ["a", "9", "F", "", "", ""]
+def test_a_measurement_above_its_limit_is_marked() -> None:
+    assert [cells(Measurement("a", value, "F", 1, 1.5))[-1] for value in (1.4, 1.5, 1.6)] == ["", "", "above"]
+    assert cells(Measurement("a", 9.0, "F")) == ["a", "9", "F", "", "", ""]
 
 
-def test_every_bench_says_rows() -> None:
+def test_every_benchmark_is_in_the_table() -> None:
     assert {"heads", "circuits", "gated_attention", "head_gating", "sparsify", "peers"} <= set(NAMES)
-    assert not {"rows", "timing", "__init__", "__main__"} & set(NAMES)
+    assert not {"measurements", "timing", "__init__", "__main__"} & set(NAMES)
 
 
-def test_a_wrong_name_is_one_sentence() -> None:
+def test_a_wrong_name_gives_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "haeds"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("no bench 'haeds': benches are ")
+    assert done.stderr.startswith("no benchmark 'haeds': there are ")
     assert len(done.stderr.splitlines()) == 1
