@@ -1,4 +1,4 @@
-"""What the command line prints: tables and progress bars. Text from prompts and files is data, never markup."""
+"""What the command line prints: tables and progress bars. Text from prompts and files is escaped, never markup."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from gatelens.gates import LEVELS
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.mediation import PatchingComparison
@@ -21,7 +22,7 @@ from gatelens.sparse.sparsify import Judgement
 
 
 class Bars:
-    """One progress bar for each part of the work; call it as the journal's progress."""
+    """One progress bar for each phase of the work; it is called as the progress of a run."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -38,19 +39,19 @@ class Bars:
     ) -> None:
         self.progress.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what not in self.bars:
-            self.bars[what] = self.progress.add_task(escape(what), total=total)
-        self.progress.update(self.bars[what], completed=done, total=total)
+    def __call__(self, title: str, done: int, total: int) -> None:
+        if title not in self.bars:
+            self.bars[title] = self.progress.add_task(escape(title), total=total)
+        self.progress.update(self.bars[title], completed=done, total=total)
 
 
 def anatomy_table(model: Model, length: int) -> Table:
-    """A model's parts, and how many gates there are of each kind."""
+    """A model's parts, and how many gates each level has."""
     graph = Graph.of(model.anatomy)
-    pairs = length * (length + 1) // 2 * model.n_layers * model.n_heads
+    n_gates = {name: f"{level.n_gates(graph, length):,}" for name, level in LEVELS.items()}
     shared = model.n_kv_heads != model.n_heads
     table = Table(title=escape(model.name), show_header=False)
-    for what, value in (
+    for label, value in (
         ("family", model.anatomy.model_type),
         ("layers", f"{model.n_layers}"),
         ("heads in each layer", f"{model.n_heads}"),
@@ -60,37 +61,39 @@ def anatomy_table(model: Model, length: int) -> Table:
         ("parameters", f"{model.n_parameters:,}"),
         ("dtype, device", f"{model.dtype}, {model.device}".replace("torch.", "")),
         ("attention", "gated (sparse)" if is_sparse(model.hf) else "dense"),
-        ("heads in all", f"{model.n_layers * model.n_heads:,}"),
-        ("edges of the component graph", f"{graph.n_edges:,}" + (" (k and v inputs per KV head)" if shared else "")),
-        (f"attention edges at {length} tokens", f"{pairs:,}" + (" (less where a window hides keys)")),
+        ("heads in all layers", n_gates["heads"]),
+        ("edges of the component graph", n_gates["edges"] + (" (k and v inputs per KV head)" if shared else "")),
+        (f"attention edges at {length} tokens", n_gates["attention"] + " (fewer if a window hides keys)"),
         ("fingerprint", model.fingerprint[:16]),
     ):
-        table.add_row(what, escape(value))
+        table.add_row(label, escape(value))
     return table
 
 
 def circuit_table(result: CircuitResult) -> Table:
-    """How many gates do the job, and what speaks for it."""
+    """How many gates do the task, and how far that can be trusted."""
     validity, settings, curve = result.validity, result.settings, result.curve
+    level = LEVELS[settings.level]
     count = "not reached" if result.count is None else f"{result.count:,.0f} of {curve.total:,}"
     random = None if curve.random is None else curve.random.count_at(settings.threshold)
-    per_prompt = " in each prompt" if settings.level == "attention" else ""
-    table = Table(title=f"{escape(result.task)} in {escape(result.model)}: {settings.level}", show_header=False)
-    rows = [
-        ("scored by", settings.method + (f", {settings.steps} steps" if settings.method == "eap-ig" else "")),
+    per_prompt = "" if level.shared else " in each prompt"
+    table = Table(title=f"{escape(result.task)} in {escape(result.model)}: {level.noun}", show_header=False)
+    method_settings = settings.method_settings.model_dump()
+    lines = [
+        ("scored by", ", ".join([settings.method, *(f"{value} {name}" for name, value in method_settings.items())])),
         ("prompts", f"{settings.n} x {settings.seeds} seed{'s' * (settings.seeds > 1)}"),
-        (f"{settings.level} needed for {settings.threshold:.0%}{per_prompt}", count),
+        (f"{level.noun} needed for {settings.threshold:.0%}{per_prompt}", count),
         ("a random ranking needs", "-" if random is None else f"{random:,.0f}"),
-        ("ranked by, left out at", f"{settings.ranking} score, {settings.source}"),
+        ("ranked by, left out set to", f"{settings.ranking} score, {settings.source}"),
         ("effect of the circuit", f"{validity.effect:.2f}"),
         ("effect of all but the circuit", f"{validity.complement:.2f}"),
         ("rank correlation with exact patching", _or_dash(validity.correlation, f" on {validity.sampled} gates")),
-        ("overlap of the top k between seeds", _or_dash(validity.overlap)),
+        ("overlap of the top k between task seeds", _or_dash(validity.overlap)),
         ("time", f"{result.seconds:.0f} s"),
     ]
-    rows += [("best", line) for line in _best(result)]
-    for what, value in rows:
-        table.add_row(what, escape(value))
+    lines += [("best", line) for line in _best(result)]
+    for label, value in lines:
+        table.add_row(label, escape(value))
     return table
 
 
@@ -142,28 +145,38 @@ def patching_table(comparison: PatchingComparison) -> Table:
 def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width: int = 80) -> list[Table]:
     """Loss and open edges on each text, then the share of open edges of every layer and head.
 
-    dense: whether it was compared with a dense model, or with itself without gates. width: columns of the console, 80
-    or more; heads go into as many tables as it takes to show their numbers whole.
+    Arguments:
+        dense: whether the model was compared with a dense model, or with itself without gates.
+        width: columns of the console, at least 80. The heads are split into as many tables as fit into it.
     """
     dense_loss, difference = "dense loss" if dense else "without gates", Column("difference", no_wrap=True)
     table = Table(Column("text", overflow="fold"), "tokens", dense_loss, "sparse loss", difference, "KL", "open edges")
-    for name, one in judged.items():
-        numbers = (f"{one.dense_loss:.4f}", f"{one.sparse_loss:.4f}", f"{one.above_dense:+.4f}", f"{one.kl:.4f}")
-        table.add_row(escape(name), f"{one.sequences} x {one.length}", *numbers, f"{one.open_share:.2%}")
+    for name, judgement in judged.items():
+        numbers = (
+            f"{judgement.dense_loss:.4f}",
+            f"{judgement.sparse_loss:.4f}",
+            f"{judgement.above_dense:+.4f}",
+            f"{judgement.kl:.4f}",
+        )
+        table.add_row(
+            escape(name), f"{judgement.sequences} x {judgement.length}", *numbers, f"{judgement.open_share:.2%}"
+        )
     tables = [table]
-    for name, one in judged.items():
-        heads = range(one.opened.shape[1])
+    for name, judgement in judged.items():
+        heads = range(judgement.opened.shape[1])
         fit = (width - 22) // 9  # beside the first two columns, each with a border and "100.0%"
         for first in range(0, len(heads), fit):
-            tables.append(_open_table(name, one, heads[first : first + fit]))
+            tables.append(_open_table(name, judgement, heads[first : first + fit]))
     return tables
 
 
-def _open_table(name: str, one: Judgement, heads: range) -> Table:
-    """The share of open edges in each layer, and in these of its heads."""
+def _open_table(name: str, judgement: Judgement, heads: range) -> Table:
+    """The share of open edges in each layer, and in some of its heads."""
     table = Table("layer", "all heads", *(f"H{head}" for head in heads), title=f"open edges: {escape(name)}")
-    for layer, (share, row) in enumerate(zip(one.open_by_layer.tolist(), one.open_by_head.tolist(), strict=True)):
-        table.add_row(str(layer), f"{share:.2%}", *(f"{row[head]:.1%}" for head in heads))
+    for layer, (share, head_shares) in enumerate(
+        zip(judgement.open_by_layer.tolist(), judgement.open_by_head.tolist(), strict=True)
+    ):
+        table.add_row(str(layer), f"{share:.2%}", *(f"{head_shares[head]:.1%}" for head in heads))
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
 from gatelens.gates.level import Scores
+from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
 from gatelens.measures.curves import Curve, explained_effect, pool
 from gatelens.measures.example import save_example
@@ -21,7 +22,6 @@ from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Progress
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
-from gatelens.tasks import task as make_task
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
@@ -53,7 +53,7 @@ def find_circuit(
         progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
-    tasks = _tasks(model, task, settings, options or {})
+    tasks = _tasks(model, task, settings, options)
     settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
     identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
     asked = request("circuit", model.identity(), settings, task=identity)
@@ -125,18 +125,20 @@ def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, flo
 
 
 def _tasks(
-    model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any]
+    model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any] | None
 ) -> list[CircuitTask]:
-    if isinstance(task, CircuitTask):
-        return [task]
-    seeds = range(settings.seed, settings.seed + settings.seeds)
-    tasks = [make_task(task, model, n=settings.n, seed=seed, **options) for seed in seeds]
-    for seeded in tasks:
+    """One task for each seed, or the task that was given."""
+    n_seeds = 1 if isinstance(task, CircuitTask) else settings.seeds
+    seeds = range(settings.seed, settings.seed + n_seeds)
+    tasks: list[CircuitTask] = []
+    for seed in seeds:
+        seeded = task_of(task, model, settings.n, seed, options)
         if not isinstance(seeded, CircuitTask):
             raise GatelensError(
                 f"the task {seeded.name} has target responses and no corrupt prompts: use `gatelens gate` for it."
             )
-    return tasks  # type: ignore[return-value]
+        tasks.append(seeded)
+    return tasks
 
 
 def _validate(

@@ -1,23 +1,40 @@
-"""One or two clean prompts of a run with the attention that the model pays to them: for people to look at."""
+"""One or two clean prompts of a run with the model's attention on them, for people to look at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.attention_runs import attention_patterns
 from gatelens.model import Model
-from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
+from gatelens.runtime.files import read_tensors, write_json, write_tensors
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.settings import Settings
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
 
-_MOST_PROMPTS = 2
-_MOST_BYTES = 16_000_000  # of a run's example in all
-_ABOUT, _TENSORS = "example.json", "example.safetensors"
+_N_PROMPTS = 2
+_MAX_BYTES = 16_000_000  # of all attention that is saved for a run
+_RECORD, _TENSORS = "example.json", "example.safetensors"
+
+
+class PromptRecord(Settings):
+    """A prompt in ``example.json``."""
+
+    tokens: tuple[str, ...]
+    answer: str
+
+
+class ExampleRecord(Record):
+    """The schema of ``example.json``."""
+
+    prompts: tuple[PromptRecord, ...]
+    note: str | None = Field(default=None, description="why attention is missing")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,66 +43,66 @@ class ExamplePrompt:
 
     tokens: list[str]
     answer: str
-    attention: Tensor  # (layer, head, query, key) float16: the softmax over all visible keys
-    open: Tensor | None  # the same shape, bool: where a sparse model's gates are open; None for a dense one
+    attention: Float[Tensor, "layer head query key"]  # float16: the softmax over all visible keys
+    open: Bool[Tensor, "layer head query key"] | None  # where a sparse model's gates are open; None for a dense model
 
 
 def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
-    """Write the task's first prompts, as many as stay small. Cost: 1 forward for each, or nothing where all are long.
+    """Save the first prompts of a task with their attention. Cost: 1 forward for each prompt that is saved.
 
-    Attention grows with the square of the prompt's length: beyond 16 MB it is left out, and a note says so.
+    Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
+    out, and ``example.json`` says so.
     """
-    prompts = _first_prompts(task)
+    first_prompts = _first_prompts(task)
     tensors: dict[str, Tensor] = {}
-    about: list[dict[str, Any]] = []
-    for which, tokens in prompts:
-        numbers = model.n_layers * model.n_heads * len(tokens) ** 2
-        used = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        if used + numbers * (3 if is_sparse(model.hf) else 2) > _MOST_BYTES:
+    prompts: list[PromptRecord] = []
+    bytes_per_edge = 3 if is_sparse(model.hf) else 2
+    for number, tokens in first_prompts:
+        n_edges = model.n_layers * model.n_heads * len(tokens) ** 2
+        n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if n_bytes + n_edges * bytes_per_edge > _MAX_BYTES:
             break
         weights, edges = attention_patterns(model, tokens[None])
-        tensors[f"attention-{len(about)}"] = weights[0].half()
+        tensors[f"attention-{len(prompts)}"] = weights[0].half()
         if is_sparse(model.hf):
-            tensors[f"open-{len(about)}"] = edges[0]
-        about.append({"tokens": _texts(model, tokens), "answer": task.pairs[which].answers[0]})
-    note = None if len(about) == len(prompts) else f"attention left out: it would take more than {_MOST_BYTES:,} bytes"
+            tensors[f"open-{len(prompts)}"] = edges[0]
+        prompts.append(PromptRecord(tokens=_texts(model, tokens), answer=task.pairs[number].answers[0]))
+    missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
+    note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)
-    write_json(folder / _ABOUT, {"prompts": about, "note": note})
+    record = ExampleRecord(schema_version=SCHEMA_VERSION, prompts=tuple(prompts), note=note)
+    write_json(folder / _RECORD, record.model_dump(mode="json"))
 
 
 def load_example(folder: str | Path) -> list[ExamplePrompt]:
-    """The prompts of a saved run; none where they were too long, or where an earlier version saved the run."""
+    """The example prompts of a saved run; an empty list if they were too long, or if an old version saved the run."""
     folder = Path(folder)
-    if not (folder / _ABOUT).exists():
+    if not (folder / _RECORD).exists():
         return []
-    about, tensors = read_json(folder / _ABOUT), read_tensors(folder / _TENSORS)
-    try:
-        prompts = [
-            ExamplePrompt(one["tokens"], one["answer"], tensors[f"attention-{i}"], tensors.get(f"open-{i}"))
-            for i, one in enumerate(about["prompts"])
-        ]
-    except (KeyError, TypeError) as error:
-        raise GatelensError(f"{folder / _ABOUT} is not of this version ({error}): run it again.") from error
-    for prompt in prompts:
+    record, tensors = read_record(folder / _RECORD, ExampleRecord), read_tensors(folder / _TENSORS)
+    prompts: list[ExamplePrompt] = []
+    for number, prompt in enumerate(record.prompts):
+        attention, opened = tensors.get(f"attention-{number}"), tensors.get(f"open-{number}")
         length = len(prompt.tokens)
-        shapes = {tuple(x.shape) for x in (prompt.attention, prompt.open) if x is not None}
-        wanted = (*prompt.attention.shape[:2], length, length)
-        if len(wanted) != 4 or shapes != {wanted} or not all(map(_is_text, prompt.tokens)):
-            raise GatelensError(f"the attention in {folder} does not fit its {length} tokens: run it again.")
+        shapes = {tuple(x.shape[2:]) if x.ndim == 4 else () for x in (attention, opened) if x is not None}
+        if attention is None or shapes != {(length, length)}:
+            raise GatelensError(f"the attention in {folder} does not fit its {length} tokens: run the job again.")
+        prompts.append(ExamplePrompt(list(prompt.tokens), prompt.answer, attention, opened))
     return prompts
 
 
-def _first_prompts(task: CircuitTask) -> list[tuple[int, Tensor]]:
-    rows = {int(which): row for bucket in task.buckets for which, row in zip(bucket.which, bucket.clean, strict=True)}
-    return sorted(rows.items())[:_MOST_PROMPTS]
+def _first_prompts(task: CircuitTask) -> list[tuple[int, Int[Tensor, " position"]]]:
+    """The first prompts of the task with their numbers."""
+    prompts = {
+        int(number): tokens
+        for bucket in task.buckets
+        for number, tokens in zip(bucket.which, bucket.clean, strict=True)
+    }
+    return sorted(prompts.items())[:_N_PROMPTS]
 
 
-def _texts(model: Model, tokens: Tensor) -> list[str]:
-    """Each token as text; one that is a part of a character, by its name in the vocabulary."""
+def _texts(model: Model, tokens: Int[Tensor, " position"]) -> tuple[str, ...]:
+    """Each token as text. A token that is only part of a character is shown by its name in the vocabulary."""
     texts = [str(model.tokenizer.decode([token])) for token in tokens.tolist()]
     names = model.tokenizer.convert_ids_to_tokens(tokens.tolist())
-    return [str(name) if "\ufffd" in text or not text else text for text, name in zip(texts, names, strict=True)]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return tuple(str(name) if "\ufffd" in text or not text else text for text, name in zip(texts, names, strict=True))

@@ -1,8 +1,9 @@
-"""Edge circuits in the JSON graph format of EAP-IG and the MIB circuit track, out and in.
+"""Read and write edge circuits in the JSON graph format of EAP-IG and the MIB circuit track.
 
-There nodes are ``input``, ``a3.h7``, ``m3`` and ``logits``, and edges ``a3.h7->a5.h2<q>``; each has ``in_graph``, and
-edges a ``score``. Every head has its own k and v there: where heads share them here, an edge to the shared input is
-written once for each head, and read as in the graph if any of these is, with the mean of their scores.
+Nodes of that format are ``input``, ``a3.h7``, ``m3`` and ``logits``, and edges ``a3.h7->a5.h2<q>``. Each has
+``in_graph``, and edges have a ``score``. Every head has its own k and v in that format. If heads share k and v in the
+model, an edge to the shared input is written once for each head; on reading, the edge is in the graph if any of these is,
+and its score is their mean.
 """
 
 from __future__ import annotations
@@ -13,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.edges import EdgeScores
 from gatelens.model.graph import Graph
+from gatelens.runtime.files import replace_file
 
 
-def write_graph(path: str | Path, scores: EdgeScores, kept: Tensor, width: int) -> None:
-    """Write scores and a circuit (kept: bool (source, destination)) as a JSON graph."""
+def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source destination"], width: int) -> None:
+    """Write scores and a circuit as a JSON graph.
+
+    Arguments:
+        kept: the edges of the circuit.
+        width: of the residual stream; the format records it.
+    """
     graph = scores.graph
-    # A node is in the graph if the circuit reads it and something reaches it; the two ends always are.
+    # A node is in the graph if an edge of the circuit leaves it. The two ends are always in the graph.
     kept = kept & graph.edges
     nodes = {name: {"in_graph": bool(kept[i].any())} for i, name in enumerate(_sources(graph))}
     nodes["input"] = nodes["logits"] = {"in_graph": True}
@@ -39,11 +47,18 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Tensor, width: int) 
         "parallel_attn_mlp": graph.parallel,
         "d_model": width,
     }
-    Path(path).write_text(json.dumps({"cfg": config, "nodes": nodes, "edges": edges}))
+    replace_file(Path(path), json.dumps({"cfg": config, "nodes": nodes, "edges": edges}))
 
 
-def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Tensor]:
-    """Scores and circuit (bool (source, destination)) of a JSON graph, for a model of this graph."""
+def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor, "source destination"]]:
+    """The scores and the circuit in a JSON graph.
+
+    Arguments:
+        graph: the component graph of the model that the file must fit.
+
+    Returns:
+        Scores of all edges, and a mask (source, destination) of the edges in the circuit.
+    """
     data = _read(Path(path))
     config = data["cfg"]
     shape = (config.get("n_layers"), config.get("n_heads"), bool(config.get("parallel_attn_mlp")))
@@ -80,11 +95,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise GatelensError(f"no file {path}: give a JSON graph as EAP-IG writes it.") from error
+        raise GatelensError(f"no file {path}: give a JSON graph that EAP-IG or gatelens wrote.") from error
     except (OSError, ValueError) as error:
-        raise GatelensError(f"{path} is no JSON graph: {error}") from error
+        raise GatelensError(f"{path} is not a JSON graph: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
-        raise GatelensError(f"{path} is no circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
+        raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
     return data
 
 
@@ -97,7 +112,7 @@ def _sources(graph: Graph) -> list[str]:
 
 
 def _destinations(graph: Graph) -> list[list[str]]:
-    """The names of each destination there: several where heads share keys and values here."""
+    """The names of each destination in that format: several if heads of the model share keys and values."""
     group = graph.n_heads // graph.n_kv_heads
     names: list[list[str]] = []
     for layer in range(graph.n_layers):
