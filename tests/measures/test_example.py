@@ -59,7 +59,7 @@ def test_the_first_two_prompts_are_kept(model: Model, tmp_path: Path) -> None:
 def test_long_prompts_are_left_out(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = random_task(2, lengths=(4, 9))
     small = model.n_layers * model.n_heads * 4**2 * 3
-    monkeypatch.setattr(gatelens.measures.example, "_MOST_BYTES", small)
+    monkeypatch.setattr(gatelens.measures.example, "_MAX_BYTES", small)
     save_example(model, task, tmp_path)
     assert [len(prompt.tokens) for prompt in load_example(tmp_path)] == [4]
     assert "left out" in json.loads((tmp_path / "example.json").read_text())["note"]

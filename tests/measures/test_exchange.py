@@ -110,9 +110,9 @@ def test_a_circuit_of_others_can_be_evaluated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("{", "is no JSON graph"),
-        ("[1]", "is no circuit"),
-        ('{"cfg": {}, "edges": []}', "is no circuit"),
+        ("{", "is not a JSON graph"),
+        ("[1]", "is not a circuit"),
+        ('{"cfg": {}, "edges": []}', "is not a circuit"),
         (by_hand(cfg={"n_layers": 3, "n_heads": 4}), "3 layers of 4 heads, this model has 2 of 4"),
         (by_hand(cfg={}), "None layers"),
         (by_hand(edges={"input->a9.h0<q>": {"score": 1.0}}), "an edge 'input->a9.h0<q>' that this model does not have"),

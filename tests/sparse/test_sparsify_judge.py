@@ -101,7 +101,7 @@ def test_a_file_is_read_whole(here: Path, tmp_path: Path) -> None:
 
 
 def test_held_out_text_that_is_trained_on(here: Path, tmp_path: Path) -> None:
-    with pytest.raises(GatelensError, match=r"held-out text words\.txt is trained on too"):
+    with pytest.raises(GatelensError, match=r"held-out text words\.txt is also trained on"):
         sparsify(tiny("llama"), here, SparsifySettings(**SMALL), out=tmp_path / "run", held_out="words.txt")
     assert not (tmp_path / "run").exists()
 

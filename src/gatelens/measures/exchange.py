@@ -2,8 +2,8 @@
 
 Nodes of that format are ``input``, ``a3.h7``, ``m3`` and ``logits``, and edges ``a3.h7->a5.h2<q>``. Each has
 ``in_graph``, and edges have a ``score``. Every head has its own k and v in that format. If heads share k and v in the
-model, an edge to the shared input is written once for each head; on reading, the edge is in the graph if any of these is,
-and its score is their mean.
+model, an edge to the shared input is written once for each head; on reading, the edge is in the graph if any of these
+is, and its score is their mean.
 """
 
 from __future__ import annotations
