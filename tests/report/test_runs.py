@@ -156,6 +156,8 @@ def test_head_scores_are_means_over_seeds_and_sums_over_attention_edges(tmp_path
     write_tensors(
         heads / "scores.safetensors", {"seed-0.scores": torch.ones(3, 4), "seed-1.scores": 3 * torch.ones(3, 4)}
     )
+    text = (heads / "result.json").read_text()
+    (heads / "result.json").write_text(text.replace('"seeds": 1', '"seeds": 2'))
     attention = circuit_run(tmp_path / "attention", level="heads")
     for name in ("result.json", "curve.json"):
         text = (attention / name).read_text()

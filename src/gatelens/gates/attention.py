@@ -94,6 +94,7 @@ class Attention(Level[AttentionScores]):
     sources = ("corrupt", "zero")
     shared = False
     cost = Cost(captures=4, patch=1.0, circuit=1.0)
+    log_axis, head_map = True, "sum of the scores of its attention edges"
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
         return model.n_layers, model.n_heads, length, length

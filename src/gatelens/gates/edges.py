@@ -66,6 +66,7 @@ class Edges(Level[EdgeScores]):
     sources = ("corrupt", "mean", "zero")
     shared = True
     cost = Cost(captures=2, patch=1.0, circuit=1.75)
+    log_axis, head_map = True, ""
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
         graph = Graph.of(model.anatomy)

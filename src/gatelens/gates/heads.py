@@ -63,6 +63,7 @@ class Heads(Level[HeadScores]):
     sources = ("corrupt", "mean", "zero")
     shared = True
     cost = Cost(captures=2, patch=0.5, circuit=1.0)
+    log_axis, head_map = False, "score of the head"
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
         return model.n_layers, model.n_heads

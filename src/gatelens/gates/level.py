@@ -145,6 +145,8 @@ class Level(ABC, Generic[S]):
     sources: ClassVar[tuple[Source, ...]]  # what a closed gate may read
     shared: ClassVar[bool]  # whether all prompts share their gates
     cost: ClassVar[Cost]
+    log_axis: ClassVar[bool]  # whether counts are so many that curves have a logarithmic axis
+    head_map: ClassVar[str]  # what `Scores.by_head` means; empty if gates do not belong to heads
 
     # Which gates there are
 

@@ -10,12 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.measures.circuit_result import load_circuit
+from gatelens.gates import EDGES, LEVELS
+from gatelens.gates.level import Scores
+from gatelens.measures.circuit_result import CircuitResult, load_circuit, load_scores
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
 from gatelens.measures.roles_result import load_roles
 from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
-from gatelens.runtime.files import read_json, read_numbers, read_tensors
+from gatelens.runtime.files import read_json, read_numbers
 from gatelens.runtime.run_folder import ASKED, RESULT
 
 # What reading a file of the right form with wrong contents may raise.
@@ -74,10 +76,7 @@ def _read(folder: Path, runs: Runs) -> None:
 
 def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
     result = load_circuit(folder)
-    scores = folder / "scores.safetensors"
-    optional = result.settings.level == "attention"  # these scores are large, and a shared folder may lack them
-    tensors = {} if optional and not scores.exists() else read_tensors(scores)
-    run = CircuitRun(folder, asked, result, tensors, load_example(folder))
+    run = CircuitRun(folder, asked, result, _scores(folder, result), load_example(folder))
     # Everything that is drawn is checked here, so that a damaged run is left out as a whole.
     for curve in (result.curve, result.curve.random):
         if curve is not None:
@@ -90,6 +89,15 @@ def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
             "run the job again."
         )
     return run
+
+
+def _scores(folder: Path, result: CircuitResult) -> list[Scores]:
+    """The scores of all gates. Scores of single prompts are large, so a shared folder may lack them."""
+    level = LEVELS[result.settings.level]
+    is_missing = not level.shared and not (folder / "scores.safetensors").exists()
+    if is_missing or (result.graph is None and level is EDGES):  # gatelens 0.1 did not always save the graph
+        return []
+    return load_scores(folder, result.settings, result.graph)
 
 
 def _roles_run(folder: Path, asked: dict[str, Any]) -> RolesRun:
@@ -125,9 +133,10 @@ def _check_curve(folder: Path, curve: Curve, level: str) -> None:
 
 
 def _check_scores(run: CircuitRun) -> None:
-    if any(not bool(scores.isfinite().all()) for scores in run.scores.values()):
+    saved = [tensor for scores in run.scores for tensor in scores.tensors().values()]
+    if any(not bool(tensor.isfinite().all()) for tensor in saved):
         raise GatelensError(f"{run.folder} holds scores that cannot be drawn: run the job again.")
-    if run.scores and run.result.settings.level != "edges":
+    if run.scores and LEVELS[run.result.settings.level].head_map:
         _check_head_map(run.folder, run.head_scores)
     elif run.has_graph and run.edge_scores.shape != run.edge_graph.edges.shape:
         raise GatelensError(

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from gatelens.gates.level import rank
+from gatelens.gates import EDGES
+from gatelens.gates.level import Scores, rank
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.example import ExamplePrompt
 from gatelens.measures.roles_result import RolesResult
@@ -24,13 +26,13 @@ class CircuitRun:
     folder: Path
     asked: Mapping[str, Any]  # asked.json
     result: CircuitResult
-    scores: Mapping[str, Tensor]  # the contents of scores.safetensors
+    scores: list[Scores]  # of each task seed; empty if they were not saved
     prompts: list[ExamplePrompt]
 
     @property
     def has_graph(self) -> bool:
         """Whether this is a circuit of edges that can be drawn as a graph."""
-        return self.result.settings.level == "edges" and self.result.graph is not None
+        return self.result.settings.level == EDGES.name and self.result.graph is not None
 
     @property
     def edge_graph(self) -> Graph:
@@ -41,21 +43,14 @@ class CircuitRun:
     @property
     def edge_scores(self) -> Tensor:
         """The scores of edges for the first task seed: (source, destination)."""
-        return self.scores[f"seed-{self.result.settings.seed}.scores"]
+        [edge_scores] = self.scores[0].gate_sets()
+        return edge_scores.scores
 
     @property
     def head_scores(self) -> Tensor | None:
-        """Scores of heads, mean over prompts and task seeds: (layer, head). None for edges, or if no score was saved.
-
-        The score of a head in a circuit of attention edges is the sum over its edges.
-        """
-        level = self.result.settings.level
-        if level == "heads":
-            return sum(self.scores.values()) / len(self.scores)  # type: ignore[return-value]
-        if level == "attention" and self.scores:
-            sums = [scores.sum((3, 4)) for name, scores in self.scores.items() if name.endswith(".scores")]
-            return sum(x.sum(0) for x in sums) / sum(map(len, sums))  # type: ignore[return-value]
-        return None
+        """Scores of heads (`Scores.by_head`), mean over task seeds: (layer, head). None if there are none."""
+        maps = [head_map for scores in self.scores if (head_map := scores.by_head()) is not None]
+        return torch.stack(maps).mean(0) if maps else None
 
     def top_edges(self, most: int) -> list[Edge]:
         """The first edges of the ranking."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gatelens.gates import LEVELS
 from gatelens.gates.roles import KINDS
 from gatelens.report._numbers import short
 from gatelens.report._runs import RolesRun
@@ -26,8 +27,7 @@ def head_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[d
         views.append(_head_view(f"roles: {title}", "score, mean over seeds", maps))
     for group in groups:
         if group.head_scores:
-            label = "score of the head" if group.level == "heads" else "sum of the scores of its attention edges"
-            views.append(_head_view(f"scores: {group.title}", label, group.head_scores))
+            views.append(_head_view(f"scores: {group.title}", LEVELS[group.level].head_map, group.head_scores))
     return views
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from gatelens.errors import GatelensError
+from gatelens.gates import LEVELS
 from gatelens.measures.curves import Curve, multiplier
 from gatelens.report._numbers import times
 from gatelens.report.figures._style import GREY, THIN, colours, log_axis, note, panel_axes, power, shape, styled
@@ -89,10 +90,10 @@ def _pairs(models: Sequence[str], asked: Sequence[Pair] | None) -> list[Pair]:
 
 def _scale(axis: Axes, level: str, curves: Panel) -> None:
     most = max((curve.total for curve in curves.values()), default=1)
-    if level == "heads":
-        axis.set_xlim(0, most)
-    else:
+    if LEVELS[level].log_axis:
         log_axis(axis, "x", 0.8, 1.25 * most, power)
+    else:
+        axis.set_xlim(0, most)
     axis.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     axis.grid()
 
@@ -162,7 +163,7 @@ def _legend(figure: SubFigure, styles: Mapping[str, tuple[str, str]], random: bo
 def _points(curve: Curve) -> tuple[list[float], list[float], list[float], list[float]]:
     """Counts, effects, and the lower and upper ends of the band. A log scale has no place for the count 0."""
     points = zip(*(x.tolist() for x in (curve.kept, curve.effect, curve.low, curve.high)), strict=True)
-    drawn = [point for point in points if curve.level == "heads" or point[0] > 0]
+    drawn = [point for point in points if point[0] > 0 or not LEVELS[curve.level].log_axis]
     counts, effects, low, high = ([point[i] for point in drawn] for i in range(4))
     return counts, effects, low, high
 
