@@ -1,0 +1,81 @@
+"""Methods are registered values: a new one is used everywhere without another change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from pydantic import Field
+from toys import random_task
+
+from gatelens import CircuitSettings, Context, GatelensError, HeadScores
+from gatelens.gates import LEVELS
+from gatelens.jobs.circuit import find_circuit, score
+from gatelens.methods import registry
+from gatelens.methods.registry import Method, MethodSettings, method_named, methods, register
+
+
+class _Settings(MethodSettings):
+    steps: int = Field(default=3, ge=1)
+
+
+def _by_number(level: Any, model: Any, task: Any, settings: _Settings, context: Context) -> HeadScores:
+    """Every head's score is its number times the steps."""
+    n_heads = model.n_layers * model.n_heads
+    return HeadScores(torch.arange(float(n_heads)).view(model.n_layers, -1) * settings.steps, "by number")
+
+
+@pytest.fixture
+def by_number() -> Iterator[Method]:
+    method = Method(
+        name="by-number",
+        score=_by_number,
+        levels=("heads",),
+        forwards=lambda level, n_gates, settings: 0.0,
+        paper="none",
+        help="for this test",
+        settings=_Settings,
+        exact=True,
+    )
+    yield register(method)
+    del registry._METHODS["by-number"]
+
+
+def test_a_registered_method_is_used_by_its_name(by_number: Method) -> None:
+    settings = CircuitSettings(method="by-number", steps=7, points=4, random_points=0)
+    model, task = tiny("llama"), random_task(n=2, lengths=(5,))
+    scores = score(model, task, settings)
+    assert [gate.name for gate in scores.top(2)] == ["L2H3", "L2H2"]
+    assert scores.top(1)[0].score == 11 * 7
+    result = find_circuit(model, task, settings)
+    assert result.curve.asked == [0, 4, 8, 12]
+    assert result.validity.correlation is None  # an exact method is not checked
+
+
+def test_a_method_works_on_its_levels_only(by_number: Method) -> None:
+    with pytest.raises(GatelensError, match="the method by-number does not score edges: it scores heads"):
+        CircuitSettings(method="by-number", level="edges")
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(GatelensError, match=r"no method 'eap-ip': did you mean 'eap-ig'\?"):
+        method_named("eap-ip")
+
+
+def test_two_methods_of_one_name_are_refused(by_number: Method) -> None:
+    with pytest.raises(ValueError, match="registered twice"):
+        register(by_number)
+
+
+def test_all_methods_have_levels_a_cost_and_a_paper() -> None:
+    assert {"eap", "eap-ig", "patching"} <= methods().keys()
+    for name, method in methods().items():
+        assert method.name == name
+        assert method.levels
+        assert re.search(r"arXiv \d{4}\.\d{5}", method.paper)
+        for level in method.levels:
+            assert method.forwards(LEVELS[level], 100, method.settings()) > 0
