@@ -1,7 +1,7 @@
 """Find the few heads and edges of a language model that do a task, and prove it.
 
-All public names are here. They are imported when they are first used, so that ``import gatelens`` and
-``gatelens --help`` are fast.
+All public names are here, in the order of the rooms of this package. They are imported when they are first used, so
+that ``import gatelens`` and ``gatelens --help`` are fast.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from gatelens.gates.attention import AttentionScores as AttentionScores
     from gatelens.gates.edges import EdgeScores as EdgeScores
     from gatelens.gates.heads import HeadScores as HeadScores
+    from gatelens.gates.level import ScoredGate as ScoredGate
+    from gatelens.gates.level import Scores as Scores
+    from gatelens.gates.roles import Contrast as Contrast
     from gatelens.gates.roles import HeadRoles as HeadRoles
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.contrast import find_contrast as find_contrast
     from gatelens.jobs.roles import find_roles as find_roles
+    from gatelens.jobs.study.file import Study as Study
     from gatelens.jobs.study.file import read_study as read_study
     from gatelens.jobs.study.run import run_study as run_study
+    from gatelens.jobs.study.summary import Summary as Summary
+    from gatelens.loading.convert import Converted as Converted
+    from gatelens.loading.convert import convert_adapter as convert_adapter
+    from gatelens.loading.convert import convert_checkpoint as convert_checkpoint
     from gatelens.loading.loader import load as load
     from gatelens.measures.ablation import AblationCurve as AblationCurve
     from gatelens.measures.ablation import ablation_curve as ablation_curve
@@ -28,13 +36,18 @@ if TYPE_CHECKING:
     from gatelens.measures.circuit_result import CircuitSettings as CircuitSettings
     from gatelens.measures.circuit_result import load_circuit as load_circuit
     from gatelens.measures.contrast_result import ContrastResult as ContrastResult
+    from gatelens.measures.contrast_result import TwoTaskSettings as TwoTaskSettings
     from gatelens.measures.contrast_result import load_contrast as load_contrast
     from gatelens.measures.curves import Curve as Curve
     from gatelens.measures.curves import CurveSettings as CurveSettings
+    from gatelens.measures.curves import edges_effect as edges_effect
     from gatelens.measures.curves import explained_effect as explained_effect
     from gatelens.measures.curves import multiplier as multiplier
     from gatelens.measures.curves import pool as pool
+    from gatelens.measures.exchange import read_graph as read_graph
+    from gatelens.measures.exchange import write_graph as write_graph
     from gatelens.measures.mediation import PatchingComparison as PatchingComparison
+    from gatelens.measures.mediation import compare_runs as compare_runs
     from gatelens.measures.mediation import compare_with_patching as compare_with_patching
     from gatelens.measures.roles_result import RolesResult as RolesResult
     from gatelens.measures.roles_result import RolesSettings as RolesSettings
@@ -63,86 +76,57 @@ if TYPE_CHECKING:
     from gatelens.sparse.sparsify import evaluate as evaluate
     from gatelens.sparse.sparsify import sparsify as sparsify
     from gatelens.tasks import task as task
+    from gatelens.tasks.base import CircuitTask as CircuitTask
+    from gatelens.tasks.base import ResponseTask as ResponseTask
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    # errors
     "gatelens.errors": ("GatelensError",),
-    "gatelens.gates.attention": ("AttentionScores",),
-    "gatelens.gates.edges": ("EdgeScores",),
-    "gatelens.gates.heads": ("HeadScores",),
-    "gatelens.gates.roles": ("HeadRoles",),
-    "gatelens.jobs.circuit": ("find_circuit",),
-    "gatelens.jobs.contrast": ("find_contrast",),
-    "gatelens.jobs.roles": ("find_roles",),
-    "gatelens.jobs.study.file": ("read_study",),
-    "gatelens.jobs.study.run": ("run_study",),
-    "gatelens.loading.loader": ("load",),
-    "gatelens.measures.ablation": (
-        "AblationCurve",
-        "ablation_curve",
-    ),
-    "gatelens.measures.circuit_result": (
-        "CircuitResult",
-        "CircuitSettings",
-        "load_circuit",
-    ),
-    "gatelens.measures.contrast_result": (
-        "ContrastResult",
-        "load_contrast",
-    ),
-    "gatelens.measures.curves": (
-        "Curve",
-        "CurveSettings",
-        "explained_effect",
-        "multiplier",
-        "pool",
-    ),
-    "gatelens.measures.mediation": (
-        "PatchingComparison",
-        "compare_with_patching",
-    ),
-    "gatelens.measures.roles_result": (
-        "RolesResult",
-        "RolesSettings",
-        "load_roles",
-    ),
-    "gatelens.measures.validity": ("Validity",),
-    "gatelens.methods.attribution": (
-        "attribute",
-        "attribute_attention",
-        "attribute_edges",
-        "attribute_heads",
-    ),
-    "gatelens.methods.contrast": (
-        "ContrastSettings",
-        "fit_contrast",
-    ),
-    "gatelens.methods.head_gating": (
-        "HeadGatingSettings",
-        "fit_head_gates",
-    ),
-    "gatelens.methods.patching": (
-        "patch",
-        "patch_attention",
-        "patch_edges",
-        "patch_heads",
-    ),
+    # runtime
+    "gatelens.runtime.context": ("Context",),
+    # model
     "gatelens.model": ("Model",),
     "gatelens.model.components": ("Head",),
-    "gatelens.report.page": (
-        "Report",
-        "write_report",
-    ),
-    "gatelens.runtime.context": ("Context",),
-    "gatelens.sparse.gated_attention": ("gated_attention",),
-    "gatelens.sparse.sparsify": (
-        "Judgement",
-        "SparsifySettings",
-        "evaluate",
-        "sparsify",
-    ),
+    # tasks
     "gatelens.tasks": ("task",),
+    "gatelens.tasks.base": ("CircuitTask", "ResponseTask"),
+    # sparse
+    "gatelens.sparse.gated_attention": ("gated_attention",),
+    "gatelens.sparse.sparsify": ("Judgement", "SparsifySettings", "evaluate", "sparsify"),
+    # gates
+    "gatelens.gates.level": ("ScoredGate", "Scores"),
+    "gatelens.gates.heads": ("HeadScores",),
+    "gatelens.gates.edges": ("EdgeScores",),
+    "gatelens.gates.attention": ("AttentionScores",),
+    "gatelens.gates.roles": ("Contrast", "HeadRoles"),
+    # loading
+    "gatelens.loading.loader": ("load",),
+    "gatelens.loading.convert": ("Converted", "convert_adapter", "convert_checkpoint"),
+    # methods
+    "gatelens.methods.patching": ("patch", "patch_attention", "patch_edges", "patch_heads"),
+    "gatelens.methods.attribution": ("attribute", "attribute_attention", "attribute_edges", "attribute_heads"),
+    "gatelens.methods.head_gating": ("HeadGatingSettings", "fit_head_gates"),
+    "gatelens.methods.contrast": ("ContrastSettings", "fit_contrast"),
+    # measures
+    "gatelens.measures.curves": ("Curve", "CurveSettings", "edges_effect", "explained_effect", "multiplier", "pool"),
+    "gatelens.measures.validity": ("Validity",),
+    "gatelens.measures.circuit_result": ("CircuitResult", "CircuitSettings", "load_circuit"),
+    "gatelens.measures.ablation": ("AblationCurve", "ablation_curve"),
+    "gatelens.measures.roles_result": ("RolesResult", "RolesSettings", "load_roles"),
+    "gatelens.measures.contrast_result": ("ContrastResult", "TwoTaskSettings", "load_contrast"),
+    "gatelens.measures.mediation": ("PatchingComparison", "compare_runs", "compare_with_patching"),
+    "gatelens.measures.exchange": ("read_graph", "write_graph"),
+    # jobs
+    "gatelens.jobs.circuit": ("find_circuit",),
+    "gatelens.jobs.roles": ("find_roles",),
+    "gatelens.jobs.contrast": ("find_contrast",),
+    "gatelens.jobs.study.file": ("Study", "read_study"),
+    "gatelens.jobs.study.run": ("run_study",),
+    "gatelens.jobs.study.summary": ("Summary",),
+    # report
+    "gatelens.report.page": ("Report", "write_report"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_MODULE_OF)

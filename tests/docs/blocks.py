@@ -1,12 +1,13 @@
-"""The code blocks of a page, and what hidden comments say about them.
+"""The code blocks of a page, with the changes that its hidden comments ask for.
 
-A page that a person reads shows sensible models and sizes; a test has seconds. So HTML comments may say
+A page shows readers sensible models and sizes, but a test has to run in seconds. HTML comments change the code:
 
-    <!-- test: stand-in -->                 here and below, stories260k stands in for smollm2
-    <!-- test: replace "n=64" by "n=4" -->  here and below
-    <!-- test: run -->                      the next shell block is run, not only parsed
-    <!-- test: save study.toml -->          the next block is the content of this file
-    <!-- test: skip: needs a GPU -->        the next block is compiled or parsed only
+    <!-- test: stand-in -->                 from here on, use stories260k instead of smollm2
+    <!-- test: no stand-in -->              from here on, use smollm2 again
+    <!-- test: replace "n=64" by "n=4" -->  from here on
+    <!-- test: run -->                      run the next shell block instead of only parsing it
+    <!-- test: save study.toml -->          save the next block as this file instead of running it
+    <!-- test: skip: needs a GPU -->        only compile or parse the next block
     <!-- test-setup
     Python that is run at this place
     -->
@@ -26,55 +27,60 @@ _PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _REPLACE = re.compile(r'replace "(.*)" by "(.*)"')
+_STAND_IN = (r"(?<![\w/-])(sparse-)?smollm2(?![\w-])", r"\1stories260k")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block as it is to be tested, or a hidden set-up (which is Python that always runs)."""
+    """One fenced block as it is tested, or a hidden set-up, which is Python that always runs."""
 
     language: str
     code: str
-    line: int  # of its first line of code in the page, from 1
+    line: int  # the number of its first line of code in the page, from 1
     run: bool
-    save: str | None = None  # the file that it is the content of
+    save: str | None = None  # the name of the file to save it as
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page in order, with its replacements made."""
+    """The blocks of a page in order, after all replacements."""
     text = page.read_text(encoding="utf-8")
-    found: list[Block] = []
+    page_blocks: list[Block] = []
     replacements: list[tuple[str, str]] = []
     run = skip = False
     save: str | None = None
     for part in _PARTS.finditer(text):
         if part["setup"] is not None:
-            found.append(Block("python", part["setup"], _line(text, part.start("setup")), run=True))
+            page_blocks.append(Block("python", part["setup"], _line(text, part.start("setup")), run=True))
         elif part["test"] is not None:
-            said = part["test"]
-            if said == "stand-in":
-                replacements.append((r"(?<![\w/-])(sparse-)?smollm2(?![\w-])", r"\1stories260k"))
-            elif change := _REPLACE.fullmatch(said):
+            instruction = part["test"]
+            if instruction == "stand-in":
+                replacements.append(_STAND_IN)
+            elif instruction == "no stand-in":
+                replacements.remove(_STAND_IN)
+            elif change := _REPLACE.fullmatch(instruction):
                 replacements.append((re.escape(change[1]), change[2]))
-            elif said == "run":
+            elif instruction == "run":
                 run = True
-            elif said.startswith("skip: "):
+            elif instruction.startswith("skip: "):
                 skip = True
-            elif said.startswith("save "):
-                save = said.removeprefix("save ")
+            elif instruction.startswith("save "):
+                save = instruction.removeprefix("save ")
             else:
-                raise ValueError(f"{page.name}, line {_line(text, part.start())}: no such instruction: {said}")
+                raise ValueError(
+                    f"{page.name}, line {_line(text, part.start())}: there is no instruction '{instruction}'"
+                )
         else:
             code = part["code"]
             for old, new in replacements:
                 code = re.sub(old, new, code)
-            executed = (part["language"] == "python" or run) and not skip
-            found.append(Block(part["language"], code, _line(text, part.start("code")), executed, save))
+            executed = (part["language"] == "python" or run) and not skip and save is None
+            page_blocks.append(Block(part["language"], code, _line(text, part.start("code")), executed, save))
             run, skip, save = False, False, None
-    return found
+    return page_blocks
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a shell block, one string each, without comments at the end of lines."""
+    """The commands of a shell block, one string each, without comments."""
     joined = block.code.replace("\\\n", " ")
     lines = (re.sub(r"\s+#.*$|^#.*$", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]

