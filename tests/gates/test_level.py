@@ -24,9 +24,7 @@ every_level = pytest.mark.parametrize("level", LEVELS.values(), ids=list(LEVELS)
 
 
 def test_a_level_that_does_not_exist_is_one_sentence() -> None:
-    with pytest.raises(GatelensError, match=r"no level 'edge': did you mean 'edges'\? There are heads, edges, attent"):
-        GatelensError, match=r"no level 'edge': did you mean 'edges'\? There are heads, edges, attention"
-    ):
+    with pytest.raises(GatelensError, match=r"no level 'edge': did you mean 'edges'\? There are heads, edges"):
         level_named("edge")
 
 
