@@ -1,7 +1,8 @@
-"""What the files beside the code say agrees with the code."""
+"""The README, the changelog, the citation and the public names agree with the code."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from blocks import ROOT
 
 import gatelens
+from gatelens.gates import LEVELS
+from gatelens.methods.registry import Method, methods
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -51,4 +54,39 @@ def test_the_readme_is_short_and_its_tree_is_the_real_one() -> None:
     for line in tree[1].splitlines():
         folder = ROOT / "src" / "gatelens" if line.startswith(" ") else ROOT
         for name in re.findall(r"^[^\s,]+(?:, [^\s,]+)*", line.strip())[0].split(", "):
-            assert (folder / name).exists(), f"the README's tree has {name}"
+            assert (folder / name).exists(), f"the tree in the README has {name}, which does not exist"
+
+
+def test_the_readme_lists_the_registered_methods() -> None:
+    """Names, costs for one prompt at every level, and papers are those of the registry."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    header = f"| method | {' | '.join(LEVELS)} | paper |\n|{'---|' * (len(LEVELS) + 2)}\n"
+    lines = [
+        f"| `{name}` | {' | '.join(_cost(method, level) for level in LEVELS)} | {method.paper} |\n"
+        for name, method in methods().items()
+    ]
+    assert header + "".join(lines) + "\n" in text
+
+
+def _cost(method: Method, level: str) -> str:
+    """What a method costs at a level with its default settings: a constant, or a multiple of the number of gates."""
+    if level not in method.levels:
+        return ""
+    none, one_gate, two_gates = (method.forwards(LEVELS[level], n, method.settings()) for n in (0, 1, 2))
+    assert two_gates - one_gate == one_gate - none, "the README shows costs that are linear in the number of gates"
+    assert not (none and one_gate != none), "the README shows either a constant cost or a cost for each gate"
+    return f"{none:g} F" if none else f"{one_gate:g} F per gate"
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    """The imports for type checkers and the table of lazy imports name the same modules."""
+    tree = ast.parse((ROOT / "src" / "gatelens" / "__init__.py").read_text(encoding="utf-8"))
+    imports = {
+        name.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gatelens")
+        for name in node.names
+    }
+    assert imports == gatelens._MODULE_OF
+    for name in gatelens.__all__:
+        assert getattr(gatelens, name).__name__ == name

@@ -34,7 +34,7 @@ def make_app(asked: str | None = None) -> typer.Typer:
     Settings live beside their methods, whose imports take seconds; the other subcommands do not wait for them.
     """
     app = typer.Typer(
-        help="Find the few heads and edges of a language model that do a job, and prove it.",
+        help="Find the few heads and edges of a language model that do a task, and prove it.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
