@@ -379,16 +379,16 @@ def test_another_run_in_the_same_folder(llama: Model, text: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"steps": 0}, "steps is 0: it must be greater than or equal to 1"),
-        ({"length": 1}, "length is 1: it must be greater than or equal to 2"),
-        ({"streamed": 0}, "streamed is 0: it must be greater than or equal to 1"),
-        ({"target": 0.0}, "target is 0.0: it must be greater than 0"),
+        ({"steps": 0}, "steps is 0: it must be at least 1"),
+        ({"length": 1}, "length is 1: it must be at least 2"),
+        ({"streamed": 0}, "streamed is 0: it must be at least 1"),
+        ({"target": 0.0}, "target is 0.0: it must be above 0"),
         ({"constraint": "mse"}, "kl, cross-entropy"),
         ({"weights": "bitfit"}, "lora, full"),
         ({"multiplier": 0.01}, "between multiplier_low and multiplier_high"),
         ({"bias_end": 0.0}, "unset if the bias is learned"),
-        ({"cooldown": 1.5}, "cooldown is 1.5: it must be less than or equal to 1"),
-        ({"most_open": 0.0}, "most_open is 0.0: it must be greater than 0"),
+        ({"cooldown": 1.5}, "cooldown is 1.5: it must be at most 1"),
+        ({"most_open": 0.0}, "most_open is 0.0: it must be above 0"),
         ({"most_open": 0.5, "learn_bias": False}, "most_open is 0.5: it must be 1 if the bias is not learned"),
     ],
 )

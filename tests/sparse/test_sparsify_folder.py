@@ -23,7 +23,8 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.model import Model
 from gatelens.report.figures import loss_against_open_figure, training_figure
 from gatelens.runtime.files import read_numbers
-from gatelens.sparse.in_model import gate_biases, make_sparse
+from gatelens.sparse.calibration import calibrate
+from gatelens.sparse.in_model import gate_biases, gate_values, make_sparse, save_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify._log import Log
 from gatelens.sparse.sparsify._result import merged
@@ -260,6 +261,25 @@ def test_a_sparse_model_made_sparser(base: Model, text: Path, held: Path, tmp_pa
     assert "was sparse already" in card
     assert "dense loss" not in card
     assert "| +0.0000 | 0.0000 |" in card.replace("-0.0000", "+0.0000")
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_probability_gates_made_sparser(base: Model, text: Path, tmp_path: Path, merge: bool) -> None:
+    """All parts of the gates are trained, saved and loaded, with full weights or with the adapter."""
+    folder, settings = tmp_path / "gated", SparsifySettings(steps=2, merge=merge, **FAST)
+    gated = copy.deepcopy(base)
+    make_sparse(gated.hf, **vars(calibrate(gated.hf, prompts(), 0.9)))
+    save_sparse(gated.hf, folder)
+    gated.tokenizer.save_pretrained(folder)
+    before = gate_values(gated.hf)
+    sparse = sparsify(load(folder), text, settings, out=tmp_path / "run")
+    again = load(tmp_path / "run")
+    torch.testing.assert_close(logits(again.hf), logits(sparse.hf), rtol=1e-5, atol=1e-5)
+    for name in ("bias", "query", "key", "rest"):
+        trained = getattr(gate_values(sparse.hf), name)
+        assert not torch.equal(trained, getattr(before, name))
+        assert torch.equal(getattr(gate_values(again.hf), name), trained)
+    assert not any(p.requires_grad for p in sparse.hf.parameters())
 
 
 # --- What continues a run ---

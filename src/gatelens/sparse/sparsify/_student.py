@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.model.families import family_of
+from gatelens.sparse._head_gates import is_gate_parameter
 from gatelens.sparse.adapters import adapter_name
 from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse
 from gatelens.sparse.recording import record_open
@@ -44,14 +45,16 @@ class Student:
         self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
         if not lora:
             self.hf.requires_grad_(True)
-        for bias in self.biases():
-            bias.requires_grad_(True)
+        if settings.learn_bias:  # peft has frozen them
+            for name, parameter in self.hf.named_parameters():
+                if is_gate_parameter(name):
+                    parameter.requires_grad_(True)
         if settings.gradient_checkpointing:
             self.hf.gradient_checkpointing_enable({"use_reentrant": False})
 
     def biases(self) -> list[nn.Parameter]:
         """The learned biases, one (head,) for each layer."""
-        return [p for name, p in self.hf.named_parameters() if name.endswith("gate_bias")]
+        return [p for name, p in self.hf.named_parameters() if p.requires_grad and name.endswith("gate_bias")]
 
     def weights(self) -> list[nn.Parameter]:
         """The trained parameters that are not biases."""
@@ -132,7 +135,8 @@ def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
             trained = get_peft_model(hf, config)
     except ValueError as error:
         raise GatelensError(f"no module of this model is called {' or '.join(names)}: give other names.") from error
-    if any(p.requires_grad and adapter_name(name) is None for name, p in trained.named_parameters()):
+    trainable = [name for name, p in trained.named_parameters() if p.requires_grad]
+    if any(adapter_name(name) is None and not is_gate_parameter(name) for name in trainable):
         raise GatelensError(
             f"{' or '.join(names)} names embeddings, which cannot have adapters here: give names of linear modules."
         )
