@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
@@ -55,19 +54,27 @@ def test_identity_leaves_out_what_changes_no_number() -> None:
     assert Example().identity() == {"steps": 5, "rate": [0.1, 0.01], "level": "heads"}
 
 
-def test_fields_of_settings_and_of_dataclasses_are_listed_alike() -> None:
+def test_fields_are_listed_with_their_defaults_and_help() -> None:
     class Checked(Settings):
         name: str = Field(description="its name")
         rate: tuple[float, ...] = Field((0.1,), description="learning rates")
 
-    @dataclass(frozen=True)
-    class Plain:
-        name: str = field(metadata={"help": "its name"})
-        rate: tuple[float, ...] = field(default=(0.1,), metadata={"help": "learning rates"})
-
-    fields = [
+    assert setting_fields(Checked) == [
         SettingField("name", str, REQUIRED, "its name"),
         SettingField("rate", tuple[float, ...], (0.1,), "learning rates"),
     ]
-    assert setting_fields(Checked) == fields
-    assert setting_fields(Plain) == fields
+
+
+def test_nested_settings_name_the_path_and_the_nearest_name() -> None:
+    class Outer(Settings):
+        parts: dict[str, Example] = Field(default={})
+        first: Example | None = None
+
+    for values, sentence in (
+        ({"parts": {"a": {"steps": 0}}}, "parts.a.steps is 0: it must be at least 1."),
+        ({"parts": {"a": {"level": "head"}}}, "parts.a.level: no level 'head': did you mean 'heads'? There are heads,"),
+        ({"first": {"stpes": 1}}, "first.stpes: no setting 'stpes': did you mean 'steps'? There are steps, rate,"),
+    ):
+        with pytest.raises(GatelensError) as raised:
+            Outer(**values)  # type: ignore[arg-type]
+        assert str(raised.value).startswith(sentence)

@@ -123,10 +123,8 @@ class RunFolder:
         """Raise an error if the folder holds other files, or the run of another request."""
         if (path / ASKED).exists():
             refuse_another_request(path, read_json(path / ASKED), self.asked)
-        elif any(file.suffix != ".tmp" and file.name != LOCK for file in path.iterdir()):
-            raise GatelensError(
-                f"{path} holds other files and not a run of gatelens: give an empty folder or a new one."
-            )
+        else:
+            refuse_other_files(path, "a run of gatelens")
 
     def _is_finished(self, path: Path) -> bool:
         return (path / RESULT).exists()
@@ -151,6 +149,12 @@ class RunFolder:
             self._lock.release()
             if remove and self.path is not None:
                 (self.path / LOCK).unlink(missing_ok=True)
+
+
+def refuse_other_files(folder: Path, kind: str) -> None:
+    """Raise an error if a folder that is not marked as one of this kind holds any file."""
+    if any(file.suffix != ".tmp" and file.name != LOCK for file in folder.iterdir()):
+        raise GatelensError(f"{folder} holds other files and not {kind}: give an empty folder or a new one.")
 
 
 def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

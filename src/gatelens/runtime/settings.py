@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -81,27 +81,16 @@ REQUIRED: Any = ...
 """The default of a field that has none."""
 
 
-def setting_fields(cls: type[Any]) -> list[SettingField]:
-    """The fields of a settings class, in order. A dataclass has its help in the metadata of its fields."""
-    if issubclass(cls, BaseModel):
-        return [
-            SettingField(
-                name,
-                field.annotation,
-                REQUIRED if field.is_required() else field.get_default(call_default_factory=True),
-                field.description,
-            )
-            for name, field in cls.model_fields.items()
-        ]
-    hints = get_type_hints(cls)
+def setting_fields(cls: type[BaseModel]) -> list[SettingField]:
+    """The fields of a settings class, in order."""
     return [
         SettingField(
-            field.name,
-            hints[field.name],
-            REQUIRED if field.default is dataclasses.MISSING else field.default,
-            field.metadata.get("help"),
+            name,
+            field.annotation,
+            REQUIRED if field.is_required() else field.get_default(call_default_factory=True),
+            field.description,
         )
-        for field in dataclasses.fields(cls)
+        for name, field in cls.model_fields.items()
     ]
 
 
@@ -114,17 +103,35 @@ def explain(error: ValidationError, cls: type[BaseModel], where: str = "") -> st
         where: text before the key, for example the path of a file and a section.
     """
     detail = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in detail["loc"])
+    path = [str(part) for part in detail["loc"]]
+    key = ".".join(path)
     name = f"{where}{key}" if key else where.rstrip(".: ") or cls.__name__
+    before = f"{name}: " if where or len(path) > 1 else ""
     if detail["type"] == "extra_forbidden":
-        return unknown_name("setting", key, cls.model_fields, where)
+        return unknown_name("setting", path[-1], _owner(cls, path).model_fields, before)
     if detail["type"] == "missing":
         return f"{name} is missing: give it a value."
     if detail["type"] == "literal_error":
-        field = cls.model_fields.get(str(detail["loc"][0]))
-        choices = literal_choices(field) if field is not None else []
-        return unknown_name(key, detail["input"], choices, where)
+        field = _owner(cls, path).model_fields.get(path[-1])
+        return unknown_name(path[-1], detail["input"], literal_choices(field) if field is not None else [], before)
     return f"{name} is {detail['input']!r}: {_requirement(detail)}."
+
+
+def _owner(cls: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The class, nested in another one, that has the last key of a path."""
+    annotation: Any = cls
+    for key in path[:-1]:
+        owner = _model_in(annotation)
+        if owner is not None and key in owner.model_fields:
+            annotation = owner.model_fields[key].annotation  # otherwise it is the key of a mapping or a list
+    return _model_in(annotation) or cls
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first class of settings that a type contains, such as B in dict[str, B] or B | None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part)) is not None), None)
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "") -> str:
@@ -143,8 +150,11 @@ def literal_choices(field: FieldInfo) -> Sequence[str]:
 
 
 def _requirement(detail: ErrorDetails) -> str:
-    """pydantic's message as the second half of a sentence: "it must be ..."."""
+    """pydantic's message as the second half of a sentence: "it must be ..." or, for a list, "it must have ..."."""
     message = detail["msg"]
+    _, has_length, length = message.partition(" should have ")
+    if has_length:
+        return f"it must have {length.partition(' after validation')[0]}"
     for start in ("Input should be ", "Value error, ", "Assertion failed, "):
         message = message.removeprefix(start)
     for phrase, plain in _PLAIN.items():
@@ -161,6 +171,8 @@ _PLAIN = {
     "a valid number": "a number",
     "a valid string": "a text",
     "a valid boolean": "true or false",
+    "a valid dictionary": "a table",
+    "a valid list": "a list",
 }
 
 
