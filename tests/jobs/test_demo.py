@@ -11,6 +11,7 @@ from gatelens.errors import GatelensError
 from gatelens.jobs.demo import STUDY, run_demo
 from gatelens.jobs.study.file import read_study
 from gatelens.model import Model
+from gatelens.report.page import write_report
 
 
 def test_the_demo_compares_the_built_in_models_on_all_four_tasks() -> None:
@@ -36,7 +37,7 @@ def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
     small = "n = 2\nsteps = 1\npoints = 3\nsample = 0\n"
     study.write_text(f'[models]\nstories = "stories"\n[circuit]\ntasks = ["induction", "ioi"]\n{small}')
     monkeypatch.setattr(gatelens.jobs.demo, "STUDY", study)
-    summary = run_demo(["induction"], tmp_path / "out")
+    summary = run_demo(["induction"], tmp_path / "out", write_report=write_report)
     assert [outcome.status for outcome in summary.outcomes.values()] == ["done"]
     assert summary.report == tmp_path / "out" / "induction" / "report" / "index.html"
     assert summary.report.exists()

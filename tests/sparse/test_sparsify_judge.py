@@ -185,7 +185,7 @@ def test_a_model_that_does_not_tell_its_base(
         model.tokenizer.save_pretrained(here / name)
     (here / "moved" / "adapter.json").write_text('{"base": "/nowhere/base", "scale": 2}')
     capsys.readouterr()
-    for name, note in (("alone", ""), ("moved", "as /nowhere/base, which it was made from, cannot be loaded")):
+    for name, note in (("alone", ""), ("moved", "because /nowhere/base, which it was made from, cannot be loaded")):
         assert run(monkeypatch, "evaluate", name, "--text", "words.txt", "--length", "8", "--most", "1") == 0
         said = capsys.readouterr()
         assert "without" in said.out

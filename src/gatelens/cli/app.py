@@ -1,4 +1,4 @@
-"""The machine of the command line: subcommands are registered here, and get their options from their settings."""
+"""How the command line works: subcommands are registered here, and their settings become options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import typer
 
 from gatelens.cli.options import Loader
 from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.runtime.settings import REQUIRED, setting_fields
+from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
+"""The function of each subcommand, and its settings class as ``module:Class``."""
 
 
 def command(name: str, settings: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand; ``settings`` names a class, ``module:Class``, whose fields become its options."""
+    """Register a subcommand.
+
+    Arguments:
+        settings: a class, as ``module:Class``, whose fields become options. The function gets an instance of it.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         COMMANDS[name] = function, settings
@@ -29,9 +34,11 @@ def command(name: str, settings: str | None = None) -> Callable[[Callable[..., N
 
 
 def make_app(asked: str | None = None) -> typer.Typer:
-    """The command line. With ``asked``, only that subcommand gets the options of its settings.
+    """The command line.
 
-    Settings live beside their methods, whose imports take seconds; the other subcommands do not wait for them.
+    Arguments:
+        asked: the subcommand that is called, if it is known. Only this one gets the options of its settings: importing
+            the settings of a job takes seconds, and the other subcommands do not need them.
     """
     app = typer.Typer(
         help="Find the few heads and edges of a language model that do a task, and prove it.",
@@ -45,14 +52,14 @@ def make_app(asked: str | None = None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence and exit code 2, a warning is one too."""
-    plain = warnings.showwarning
+    """Run the command line. A mistake of the user ends with one sentence and exit code 2; a warning is one sentence."""
+    show_warning = warnings.showwarning
 
-    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, GatelensWarning):
             print(f"gatelens: warning: {message}", file=sys.stderr)
         else:
-            plain(message, category, *where, **more)
+            show_warning(message, category, *args, **kwargs)
 
     warnings.showwarning = show
     try:
@@ -61,25 +68,25 @@ def main() -> None:
         print(f"gatelens: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("gatelens: stopped; the same command continues where it was.", file=sys.stderr)
+        print("gatelens: interrupted; run the same command again to resume it.", file=sys.stderr)
         sys.exit(130)
 
 
 def _expand(function: Callable[..., None], settings: str | None) -> Callable[..., None]:
-    """The function with an option for each field of its settings (where they are named) and of its loader."""
+    """The function with an option for each field of its settings and of its loader."""
     own = inspect.signature(function, eval_str=True).parameters.values()
-    made: dict[str, Any] = {p.name: Loader for p in own if p.name == "load"}
+    classes: dict[str, type[Settings]] = {p.name: Loader for p in own if p.name == "load"}
     if settings is not None:
         module, name = settings.split(":")
-        made["settings"] = getattr(import_module(module), name)
+        classes["settings"] = getattr(import_module(module), name)
 
-    def run(**given: Any) -> None:
-        for name, cls in made.items():
-            given[name] = cls(**{field.name: given.pop(field.name) for field in setting_fields(cls)})
-        function(**given)
+    def run(**values: Any) -> None:
+        for name, cls in classes.items():
+            values[name] = cls(**{field.name: values.pop(field.name) for field in setting_fields(cls)})
+        function(**values)
 
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
-    for cls in reversed(made.values()):
+    for cls in reversed(classes.values()):
         parameters += _parameters(cls)
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -87,7 +94,7 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
     return run
 
 
-def _parameters(cls: Any) -> list[inspect.Parameter]:
+def _parameters(cls: type[Settings]) -> list[inspect.Parameter]:
     """One keyword parameter for each field of a settings class."""
     return [
         inspect.Parameter(
@@ -101,5 +108,5 @@ def _parameters(cls: Any) -> list[inspect.Parameter]:
 
 
 def _option_type(hint: Any) -> Any:
-    """A tuple of any length is an option that can be repeated."""
+    """The type of an option. A tuple of any length becomes an option that can be repeated."""
     return list[get_args(hint)[0]] if get_origin(hint) is tuple and Ellipsis in get_args(hint) else hint  # type: ignore[misc]

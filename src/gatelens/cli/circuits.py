@@ -1,4 +1,4 @@
-"""Find circuits, and evaluate those of others."""
+"""The subcommands about circuits: find one, and evaluate one that another program has found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gatelens.cli.app import command
-from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, task_options
+from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, default_folder, task_options
 
 
 @command("circuit", settings="gatelens.jobs.circuit:CircuitSettings")
@@ -16,19 +16,17 @@ def circuit(
     model: ModelName,
     task: TaskName,
     settings: Any,
-    out: Annotated[Path | None, typer.Option(help="the run's folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
     dense: Annotated[
         str | None,
-        typer.Option(
-            help="the name of the dense model that a report compares this one with; default: by shape and name"
-        ),
+        typer.Option(help="the dense model that a report compares this one with; default: by shape and name"),
     ] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
-    """Find the heads or edges that do a task: score them, keep the top k, and say how much they explain."""
+    """Find the heads or edges that do a task: score them, keep the top k, and measure how much they explain."""
     from rich.console import Console
 
     from gatelens.cli.tables import Bars, circuit_table
@@ -36,9 +34,7 @@ def circuit(
 
     console = Console()
     loaded = load(model)
-    folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-{settings.level}-{settings.method}".replace(
-        "/", "-"
-    )
+    folder = out or default_folder(loaded.name, Path(task).stem, settings.level, settings.method)
     weights, runs = memory_estimate(loaded, settings)
     console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
     with Bars(console) as bars:
@@ -53,17 +49,18 @@ def effect(
     model: ModelName,
     task: TaskName,
     graph: Annotated[
-        Path, typer.Argument(help="a circuit as EAP-IG and the MIB track write it (JSON)", metavar="GRAPH")
+        Path,
+        typer.Argument(help="a circuit as EAP-IG and the MIB track save it (JSON)", metavar="GRAPH"),
     ],
-    n: Annotated[int, typer.Option(help="prompts")] = 64,
+    n: Annotated[int, typer.Option(help="number of prompts")] = 64,
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
-    memory_gb: Annotated[float, typer.Option(help="memory budget for runs, in GB")] = 4.0,
+    memory_gb: Annotated[float, typer.Option(help="memory budget for runs, in GB, besides the model itself")] = 4.0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
-    """Evaluate an edge circuit from elsewhere: how much of the task does it explain?"""
+    """Evaluate an edge circuit that another program has found: how much of the task does it explain?"""
     from gatelens.measures.curves import edges_effect
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph
@@ -71,9 +68,12 @@ def effect(
     from gatelens.tasks import task as make_task
 
     loaded = load(model)
-    shape = Graph.of(loaded.anatomy)
-    _, kept = read_graph(graph, shape)
-    made = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
-    inside, rest = edges_effect(loaded, made, kept, context=Context(memory_gb))  # type: ignore[arg-type]
-    counted = int(shape.on_a_path(kept[None]).sum())
-    print(f"{counted:,} of {shape.n_edges:,} edges on a path explain {inside:.3f}; all others explain {rest:.3f}")
+    model_graph = Graph.of(loaded.anatomy)
+    _, circuit_edges = read_graph(graph, model_graph)
+    prompts = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
+    inside, rest = edges_effect(loaded, prompts, circuit_edges, context=Context(memory_gb))  # type: ignore[arg-type]
+    count = int(model_graph.on_a_path(circuit_edges[None]).sum())
+    print(
+        f"{count:,} of {model_graph.n_edges:,} edges are on a path in the circuit and explain {inside:.3f}; all other "
+        f"edges explain {rest:.3f}"
+    )

@@ -1,4 +1,4 @@
-"""Look around: what models and tasks there are, and a first circuit to see."""
+"""The subcommands for a first look: the demo, and which models and tasks there are."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gatelens.errors import GatelensError
 
 @command("demo")
 def demo(
-    task: Annotated[list[str] | None, typer.Option(help="only this task; repeatable")] = None,
-    out: Annotated[Path, typer.Option(help="folder of the study and its report")] = Path("runs/demo"),
+    task: Annotated[list[str] | None, typer.Option(help="run only this task; repeatable")] = None,
+    out: Annotated[Path, typer.Option(help="the folder for the study and its report")] = Path("runs/demo"),
 ) -> None:
-    """Run the main job on the built-in models: how many heads do a task, dense against sparse SmolLM2."""
+    """Count how many heads do a task in the built-in models: dense SmolLM2 and its sparse version."""
     from gatelens.jobs.demo import run_demo
+    from gatelens.report.page import write_report
 
-    if run_demo(task, out).failed:
+    if run_demo(task, out, write_report=write_report).failed:
         raise typer.Exit(1)
 
 
@@ -33,9 +34,9 @@ def models() -> None:
     from gatelens.loading import BUILT_IN
     from gatelens.model.families import FAMILIES
 
-    table = Table("built-in", "what it is")
-    for name, about in BUILT_IN.items():
-        table.add_row(name, about)
+    table = Table("built-in", "description")
+    for name, description in BUILT_IN.items():
+        table.add_row(name, description)
     console = Console()
     console.print(table)
     console.print(f"Families: {', '.join(sorted(FAMILIES))}.", soft_wrap=True)
@@ -55,22 +56,22 @@ def inspect_model(
     from gatelens.cli.tables import anatomy_table
 
     if length < 1:
-        raise GatelensError(f"a prompt has at least one token, not {length}.")
+        raise GatelensError(f"--length is {length}: it must be at least 1.")
     Console().print(anatomy_table(load(model), length))
 
 
 @command("tasks")
 def tasks(
-    task: Annotated[str | None, typer.Argument(help="show this task with --model", metavar="TASK")] = None,
+    task: Annotated[str | None, typer.Argument(help="the task to try; needs --model", metavar="TASK")] = None,
     model: Annotated[str | None, typer.Option(help="try the task on this model")] = None,
-    n: Annotated[int, typer.Option(help="prompts")] = 64,
+    n: Annotated[int, typer.Option(help="number of prompts")] = 64,
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
-    """List the tasks; with a TASK and --model, show how the model does on it."""
+    """List the tasks. With a TASK and --model, show some prompts and how well the model does."""
     from rich.console import Console
 
     from gatelens.tasks import task as make_task
@@ -81,7 +82,7 @@ def tasks(
         console.print(listing())
         return
     if task is None or model is None:
-        raise GatelensError("trying a task takes a TASK and a --model: e.g. `gatelens tasks ioi --model smollm2`.")
+        raise GatelensError("to try a task, give a TASK and a --model: `gatelens tasks ioi --model smollm2`.")
     loaded = load(model)
-    made = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
-    console.print(render(preview(loaded, made)))
+    prompts = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
+    console.print(render(preview(loaded, prompts)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
 from gatelens.errors import GatelensError
+from gatelens.jobs.loading import LoadSettings
 
 if TYPE_CHECKING:
     from gatelens.model import Model
@@ -18,55 +20,31 @@ TaskName = Annotated[str, typer.Argument(help="a task (`gatelens tasks` lists th
 TaskOption = Annotated[
     list[str] | None, typer.Option("--option", help="an option of the task, as KEY=VALUE; repeatable")
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out bad lines of a .jsonl file instead of stopping")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="skip bad lines of a .jsonl file instead of stopping")]
 
 
-def _field(default: Any, help_: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help_})
+class Loader(LoadSettings):
+    """How to load a model. Its fields are options of every subcommand that takes a model."""
+
+    allow_pickle: bool = Field(False, description="also read pickled weights, which can run code of their author")
+
+    def __call__(self, source: str) -> Model:
+        """Load a model."""
+        return self.open(source, allow_pickle=self.allow_pickle)
 
 
-@dataclasses.dataclass(frozen=True)
-class Loader:
-    """How to load a model. Its fields are options of every subcommand that takes one."""
-
-    device: str | None = _field(None, "cpu, cuda, mps; default: cuda where there is one")
-    dtype: str = _field("float32", "float32, bfloat16 or float16")
-    device_map: str | None = _field(None, "spread a large model over devices: auto (needs accelerate)")
-    check: bool = _field(True, "compare gated runs with plain ones when loading")
-    allow_pickle: bool = _field(False, "also read pickled weights, which can run their author's code")
-
-    def __call__(self, name: str) -> Model:
-        import torch
-
-        from gatelens.loading import load
-
-        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        if self.dtype not in dtypes:
-            raise GatelensError(f"no dtype '{self.dtype}': dtypes are {', '.join(dtypes)}.")
-        if self.device is not None:
-            try:
-                torch.empty(0, device=self.device)
-            except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-                raise GatelensError(
-                    f"no device '{self.device}' here: give cpu, or cuda or mps where there is one."
-                ) from error
-        return load(
-            name,
-            device=self.device,
-            dtype=dtypes[self.dtype],
-            device_map=self.device_map,
-            check=self.check,
-            allow_pickle=self.allow_pickle,
-        )
+def default_folder(*names: str) -> Path:
+    """The run folder if the user does not give one."""
+    return Path("runs") / "-".join(names).replace("/", "-")
 
 
-def task_options(given: list[str] | None, skip_bad: bool) -> dict[str, Any]:
-    """KEY=VALUE pairs; values that read as JSON (numbers, true, lists) are taken so."""
+def task_options(pairs: list[str] | None, skip_bad: bool) -> dict[str, Any]:
+    """The options of a task from KEY=VALUE pairs. Values that are JSON (numbers, true, lists) are read as JSON."""
     options: dict[str, Any] = {"skip_bad": True} if skip_bad else {}
-    for pair in given or []:
+    for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise GatelensError(f"'{pair}' is no task option: write it as KEY=VALUE, e.g. corruption=exchange.")
+            raise GatelensError(f"'{pair}' is not a task option: write it as KEY=VALUE, for example length=8.")
         try:
             options[key] = json.loads(value)
         except ValueError:

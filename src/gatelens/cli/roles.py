@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gatelens.cli.app import command
-from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, task_options
+from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, default_folder, task_options
 
 
 @command("gate", settings="gatelens.measures.roles_result:RolesSettings")
@@ -32,7 +32,7 @@ def gate(
 
     console = Console(quiet=not is_main())
     loaded = load(model)
-    folder = out or Path("runs") / f"{loaded.name}-{Path(task).stem}-gate".replace("/", "-")
+    folder = out or default_folder(loaded.name, Path(task).stem, "gate")
     with Bars(console) as bars:
         options = task_options(option, skip_bad)
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
@@ -88,8 +88,7 @@ def contrast(
 
     console = Console(quiet=not is_main())
     loaded = load(model)
-    name = f"{loaded.name}-{Path(keep).stem}-{Path(lose).stem}-contrast".replace("/", "-")
-    folder = out or Path("runs") / name
+    folder = out or default_folder(loaded.name, Path(keep).stem, Path(lose).stem, "contrast")
     with Bars(console) as bars:
         result = find_contrast(
             loaded,

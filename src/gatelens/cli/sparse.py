@@ -1,4 +1,4 @@
-"""Make sparse models, judge them, and turn them into model folders."""
+"""The subcommands about sparse models: train one, evaluate it, and convert it to a model folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import typer
 from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName
 from gatelens.errors import GatelensError
+from gatelens.runtime.settings import unknown_name
+
+TRACKERS = ("tensorboard", "wandb")
 
 if TYPE_CHECKING:
     from gatelens.model import Model
@@ -21,9 +24,9 @@ def sparsify(
     model: ModelName,
     settings: Any,
     text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
-    out: Annotated[Path, typer.Option(help="the run's folder; the result is a model that can be loaded from it")],
-    held_out: Annotated[list[str] | None, typer.Option(help="text to judge on, never trained on; repeatable")] = None,
-    start: Annotated[Path | None, typer.Option(help="begin with the weights and biases of this earlier run")] = None,
+    out: Annotated[Path, typer.Option(help="the run folder; the result is a model that can be loaded from it")],
+    held_out: Annotated[list[str] | None, typer.Option(help="text to evaluate on after training; repeatable")] = None,
+    start: Annotated[Path | None, typer.Option(help="start from the weights and biases of this earlier run")] = None,
     track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
     *,
     load: Loader,
@@ -35,16 +38,16 @@ def sparsify(
     from gatelens.runtime.processes import is_main
     from gatelens.sparse.sparsify import sparsify as run
 
-    if track not in (None, "tensorboard", "wandb"):
-        raise GatelensError(f"no tracker '{track}': trackers are tensorboard and wandb.")
+    if track not in (None, *TRACKERS):
+        raise GatelensError(unknown_name("tracker", track, TRACKERS))
     if load.device_map is not None:
-        raise GatelensError("sparsify spreads a model by `accelerate launch`, not by --device-map.")
+        raise GatelensError("sparsify has no --device-map: use `accelerate launch` to spread a model over devices.")
     dense = load(model)
     run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
     if is_main():
         draw_run(out)
-    said = f"written to {out}: `gatelens evaluate {out} --text ...` judges it"
-    Console().print(said, soft_wrap=True, markup=False)
+    message = f"written to {out}; `gatelens evaluate {out} --text ...` evaluates it"
+    Console().print(message, soft_wrap=True, markup=False)
 
 
 @command("evaluate")
@@ -53,16 +56,16 @@ def evaluate(
     text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
     dense: Annotated[
         str | None,
-        typer.Option(help="the dense model to compare with; default: what it was made from, if told, or no gates"),
+        typer.Option(help="the dense model to compare with; default: what it was made from, or no gates"),
     ] = None,
     length: Annotated[int, typer.Option(help="tokens in a sequence")] = 256,
-    most: Annotated[int, typer.Option(help="sequences read of each text (0: all)")] = 64,
-    skip: Annotated[int, typer.Option(help="sequences of each text to leave out at its beginning")] = 0,
+    most: Annotated[int, typer.Option(help="number of sequences of each text (0: all)")] = 64,
+    skip: Annotated[int, typer.Option(help="skip this many sequences at the beginning of each text")] = 0,
     out: Annotated[Path | None, typer.Option(help="also write all numbers to this JSON file")] = None,
     *,
     load: Loader,
 ) -> None:
-    """Print loss and open edges of a sparse model on text, beside the dense one's, per layer and head."""
+    """Print the loss and the open edges of a sparse model on text, next to the loss of the dense model."""
     from rich.console import Console
 
     from gatelens.cli.tables import judgement_tables
@@ -70,24 +73,24 @@ def evaluate(
     from gatelens.sparse.sparsify import evaluate as judge
 
     if out is not None and not out.absolute().parent.is_dir():
-        raise GatelensError(f"no folder {out.parent} to write {out.name} into: make it, or give another --out.")
-    ours = load(model)
-    theirs = _dense_of(model, load) if dense is None else load(dense)
-    judged = judge(ours, text, theirs, length=length, most=most or None, skip=skip)
+        raise GatelensError(f"there is no folder {out.parent} for {out.name}: create it, or give another --out.")
+    sparse_model = load(model)
+    dense_model = _dense_of(model, load) if dense is None else load(dense)
+    judged = judge(sparse_model, text, dense_model, length=length, most=most or None, skip=skip)
     console = Console()
-    console.width = max(console.width, 80)  # in a narrower terminal lines are broken, but no number is cut
-    for table in judgement_tables(judged, theirs is not None, console.width):
+    console.width = max(console.width, 80)  # a narrower terminal breaks lines, but no number is cut
+    for table in judgement_tables(judged, dense_model is not None, console.width):
         console.print(table)
     if out is not None:
-        numbers = {name: one.as_dict() for name, one in judged.items()}
+        texts = {name: judgement.as_dict() for name, judgement in judged.items()}
         try:
-            write_json(out, {"model": ours.name, "dense": theirs and theirs.name, "texts": numbers})
+            write_json(out, {"model": sparse_model.name, "dense": dense_model and dense_model.name, "texts": texts})
         except OSError as error:
             raise GatelensError(f"cannot write {out} ({error.strerror}): give another --out.") from error
 
 
 def _dense_of(model: str, load: Loader) -> Model | None:
-    """What a sparse model was made from, where that is known and here."""
+    """The model that a sparse one was made from, if this is known and it can be loaded."""
     from gatelens.loading import made_from
 
     base = made_from(model)
@@ -96,8 +99,11 @@ def _dense_of(model: str, load: Loader) -> Model | None:
     try:
         return load(base)
     except GatelensError as error:
-        said = f"compared with {model} without gates, as {base}, which it was made from, cannot be loaded: {error}"
-        print(f"gatelens: {said}", file=sys.stderr)
+        print(
+            f"gatelens: {model} is compared with itself without gates, because {base}, which it was made from, cannot be "
+            f"loaded: {error}",
+            file=sys.stderr,
+        )
         return None
 
 
@@ -105,29 +111,32 @@ def _dense_of(model: str, load: Loader) -> Model | None:
 def convert(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="a nanoGPT-layout GPT-2 checkpoint, or a sparse model as an adapter", metavar="CHECKPOINT"),
+        typer.Argument(help="a GPT-2 checkpoint of nanoGPT, or the adapter of a sparse model", metavar="CHECKPOINT"),
     ],
     out: Annotated[Path, typer.Option(help="the model folder to write")],
     tokenizer: Annotated[str, typer.Option(help="the folder or hub id whose tokenizer the model uses")] = "gpt2",
     bias: Annotated[
-        float | None, typer.Option(help="make it a model of gated attention with this bias, e.g. 0.0; default: dense")
+        float | None,
+        typer.Option(help="convert to gated attention with this bias, for example 0.0; default: dense"),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="heads in a layer, where the checkpoint does not tell")] = None,
-    activation: Annotated[str, typer.Option(help="of the MLPs: gelu (nanoGPT's) or gelu_new (OpenAI's)")] = "gelu",
+    heads: Annotated[int | None, typer.Option(help="heads in a layer, if the checkpoint does not say it")] = None,
+    activation: Annotated[str, typer.Option(help="activation of MLPs: gelu (nanoGPT) or gelu_new (OpenAI)")] = "gelu",
 ) -> None:
-    """Turn a nanoGPT-layout GPT-2 checkpoint (final.pth) or an adapter of `gatelens sparsify` into a model folder.
+    """Convert a GPT-2 checkpoint in the layout of nanoGPT, or an adapter of `gatelens sparsify`, to a model folder.
 
     An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after
-    `import gatelens.sparse`; all options but --out are for checkpoints.
+    `import gatelens.sparse`. All options except --out are for checkpoints.
     """
     from gatelens.loading.builtin import names_adapter
     from gatelens.loading.convert import convert_adapter, convert_checkpoint
 
-    made: object
+    converted: object
     if not names_adapter(checkpoint):
-        made = convert_checkpoint(checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation)
+        converted = convert_checkpoint(
+            checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation
+        )
     elif (tokenizer, bias, heads, activation) == ("gpt2", None, None, "gelu"):
-        made = convert_adapter(checkpoint, out)
+        converted = convert_adapter(checkpoint, out)
     else:
-        raise GatelensError(f"{checkpoint} is an adapter, which says all of its model: give --out alone.")
-    print(f"written to {out}: {made}")
+        raise GatelensError(f"{checkpoint} is an adapter, which describes its model: give no option except --out.")
+    print(f"written to {out}: {converted}")

@@ -1,4 +1,4 @@
-"""Many jobs from one file, and the page of saved runs."""
+"""The subcommands study, for many runs from one file, and report, for a page about saved runs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,34 @@ from gatelens.cli.app import command
 
 @command("study")
 def study(
-    file: Annotated[Path, typer.Argument(help="the study: a TOML file", metavar="FILE.toml")],
-    out: Annotated[Path | None, typer.Option(help="the study's folder; default runs/FILE")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: Ray's workers")] = "local",
-    address: Annotated[str | None, typer.Option(help="an existing Ray cluster; default: a Ray of this machine")] = None,
+    file: Annotated[Path, typer.Argument(help="the study, a TOML file", metavar="FILE.toml")],
+    out: Annotated[Path | None, typer.Option(help="the folder of the study; default runs/FILE")] = None,
+    engine: Annotated[str, typer.Option(help="local (this process) or ray (workers of Ray)")] = "local",
+    address: Annotated[str | None, typer.Option(help="address of a Ray cluster; default: start Ray here")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only list the cells, with time and memory")] = False,
 ) -> None:
-    """Run a grid of models, tasks and settings; skip what is done, go on when a cell fails, end with the report."""
+    """Run a grid of models, tasks and settings. Cells that are done are skipped, and a failure stops no other cell."""
     from rich.console import Console
 
     from gatelens.jobs.study.cost import estimates, estimates_table
     from gatelens.jobs.study.file import read_study
     from gatelens.jobs.study.run import run_study
+    from gatelens.report.page import write_report
 
     console = Console()
-    asked = read_study(file)
+    cells = read_study(file)
     folder = out or Path("runs") / file.stem
     if dry_run:
-        console.print(estimates_table(asked, estimates(asked, folder)))
+        console.print(estimates_table(cells, estimates(cells, folder)))
         return
-    summary = run_study(asked, folder, engine=engine, address=address, console=console)  # type: ignore[arg-type]
+    summary = run_study(
+        cells,
+        folder,
+        engine=engine,  # type: ignore[arg-type]
+        address=address,
+        console=console,
+        write_report=write_report,
+    )
     console.print(summary.table())
     for sentence in (*summary.failures(), *summary.problems):
         print(f"gatelens: {sentence}", file=sys.stderr)

@@ -25,7 +25,7 @@ from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
-_CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
+CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
 _ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
 
 
@@ -157,7 +157,7 @@ def _validate(
     """
     correlation, sampled = None, 0
     if not settings.chosen_method.exact and settings.sample:
-        few = take(circuits.task, _CHECKED_PROMPTS)
+        few = take(circuits.task, CHECKED_PROMPTS)
         own = score(circuits.model, few, settings, context.part("ours"))
         measured, sampled = agreement_with_patching(
             circuits.model, few, own, settings.sample, context=context.part("exact")

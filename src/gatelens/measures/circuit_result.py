@@ -22,7 +22,7 @@ from gatelens.measures.curve_files import load_curve, save_curve
 from gatelens.measures.curves import Curve, CurveSettings
 from gatelens.measures.exchange import write_graph
 from gatelens.measures.validity import Validity
-from gatelens.methods.registry import Method, MethodSettings, method_named
+from gatelens.methods.registry import Method, MethodSettings, method_named, methods
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
@@ -39,7 +39,8 @@ class CircuitSettings(CurveSettings):
         default="heads", description="gates on heads, on edges between components, or on attention edges"
     )
     method: str = Field(
-        default="eap-ig", description="how gates are scored: exact patching, or attribution (eap, eap-ig)"
+        default="eap-ig",
+        description="how gates are scored: " + "; ".join(f"{name} ({m.help})" for name, m in methods().items()),
     )
     steps: int = Field(default=5, ge=1, description="points of eap-ig's path")
     n: int = Field(default=64, ge=1, description="prompts for each task seed")

@@ -1,4 +1,4 @@
-"""Model folders for studies, and no report but where it is what is tested."""
+"""Model folders for studies, and reports that are not drawn."""
 
 from __future__ import annotations
 

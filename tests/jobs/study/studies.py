@@ -14,7 +14,6 @@ from filelock import FileLock
 
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.run import run_study
-from gatelens.report import page
 from gatelens.sparse.in_model import make_sparse, save_sparse
 
 CIRCUIT = """\
@@ -66,21 +65,20 @@ def write_study(folder: Path, **about: Any) -> Path:
 
 
 def numbers(out: Path) -> dict[str, Any]:
-    """What a study found, cell by cell: everything but times."""
-    found: dict[str, Any] = {}
+    """The results of a study, cell by cell: everything except times."""
+    results: dict[str, Any] = {}
     for folder in sorted((out / "cells").iterdir()):
-        found[folder.name] = json.loads((folder / "result.json").read_text()) | {"seconds": None}
+        results[folder.name] = json.loads((folder / "result.json").read_text()) | {"seconds": None}
         for path in folder.glob("*.csv"):
-            found[f"{folder.name}/{path.name}"] = path.read_text()
+            results[f"{folder.name}/{path.name}"] = path.read_text()
         for path in folder.glob("*.safetensors"):
-            found[f"{folder.name}/{path.name}"] = path.read_bytes()
-    return found
+            results[f"{folder.name}/{path.name}"] = path.read_bytes()
+    return results
 
 
-def run_without_report(file: Path, out: Path) -> None:
-    """Run a study in a process of its own, on one core: sums in the same order as in the tests'."""
+def run_alone(file: Path, out: Path) -> None:
+    """Run a study in a process of its own, without a report, and on one core so that sums have the same order."""
     torch.set_num_threads(1)
-    page.write_report = lambda folders, out: page.Report(out / "index.html", [], 0)
     sys.exit(run_study(read_study(file), out).failed)
 
 

@@ -13,14 +13,16 @@ from toys import random_task
 
 from gatelens import CircuitSettings, Model
 from gatelens.jobs.circuit import score
-from gatelens.jobs.study.cells import ModelSpec
-from gatelens.jobs.study.cost import Shape, circuit_forwards, estimates, gate_forwards, parameters_of, weights_gb
+from gatelens.jobs.study.cost import estimates, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.jobs import circuit_forwards, roles_forwards
+from gatelens.jobs.study.models import ModelSpec
 from gatelens.jobs.study.run import run_study
 from gatelens.measures.curves import explained_effect
 from gatelens.measures.roles_result import RolesSettings
+from gatelens.model.graph import Graph
 
-SHAPE = Shape(heads=10, edges=1000, pairs=500, seconds=0.5, weights_gb=1.0, runs_gb=2.0)
+GRAPH, LENGTH = Graph(n_layers=2, n_heads=5, n_kv_heads=5), 8  # 10 heads
 
 
 def small(**changes: Any) -> CircuitSettings:
@@ -46,13 +48,13 @@ def small(**changes: Any) -> CircuitSettings:
     ],
 )
 def test_forwards_of_a_circuit(settings: CircuitSettings, forwards: float) -> None:
-    assert circuit_forwards(settings, SHAPE) == forwards
+    assert circuit_forwards(settings, GRAPH, LENGTH) == forwards
 
 
 def test_forwards_of_gates() -> None:
     settings = RolesSettings(seeds=2, updates=5, batch=3, accumulate=2, held_out=7, most=4, every=3)
     # three fits of forward-backwards; four curves at 0, 3 and 4 ablated heads, ablated and retained
-    assert gate_forwards(settings) == 3 * 2 * 2 * 5 * 3 * 2 + 4 * 2 * 3 * 2 * 7
+    assert roles_forwards(settings) == 3 * 2 * 2 * 5 * 3 * 2 + 4 * 2 * 3 * 2 * 7
 
 
 @pytest.mark.parametrize("level", ["heads", "attention"])
@@ -68,11 +70,9 @@ def test_forwards_are_those_that_are_run(level: Any, monkeypatch: pytest.MonkeyP
     model.anatomy.blocks[0].layer.register_forward_hook(count)
     task, settings = random_task(n=4), small(level=level, points=12, method="eap")
     explained_effect(model, task, score(model, task, settings), settings)
-    shape = Shape(heads=12, edges=0, pairs=12 * 45, seconds=0, weights_gb=0, runs_gb=0)
     backward = 1 * 4
-    assert (
-        (circuit_forwards(settings, shape) - backward) / 2 < rows < (circuit_forwards(settings, shape) - backward) * 2
-    )
+    expected = circuit_forwards(settings, Graph.of(model.anatomy), length=9) - backward
+    assert expected / 2 < rows < expected * 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_parameters_by_name(name: str, parameters: float | None) -> None:
 
 
 def test_weights_of_a_folder(models: Path) -> None:
-    spec = ModelSpec("dense", str(models / "dense"))
+    spec = ModelSpec(label="dense", load="dense", where=str(models / "dense"))
     parameters = sum(p.numel() for p in tiny("llama").hf.parameters())
     assert weights_gb(spec) == pytest.approx(4 * parameters / 1e9, rel=0.05)
 
@@ -119,16 +119,17 @@ class TestDryRun:
     def test_knows_what_is_done_and_what_cannot_be(self, place: Path) -> None:
         study = read_study(write_study(place))
         run_study(study, place / "out")
-        assert [one.note for one in estimates(study, place / "out")] == ["done", "done"]
+        assert [cost.note for cost in estimates(study, place / "out")] == ["done", "done"]
         (place / "sparse" / "model.safetensors").write_bytes(b"damaged")
-        done, not_ = estimates(study, place / "out")
-        assert done.note == "done"
-        assert "cannot run" in not_.note
-        assert "damaged" in not_.note
+        dense, sparse = estimates(study, place / "out")
+        assert dense.done
+        assert "cannot run" in sparse.note
+        assert "damaged" in sparse.note
 
     def test_what_cannot_be_loaded_is_listed_too(self, place: Path) -> None:
         odd = 'odd = { load = "dense", device = "nowhere" }\nworse = "no such id"'
-        notes = {one.cell.model.label: one.note for one in estimates(read_study(write_study(place, models=odd)), place)}
+        costs = estimates(read_study(write_study(place, models=odd)), place)
+        notes = {cost.cell.model.label: cost.note for cost in costs}
         assert notes["dense"] == "measured"
-        assert "cannot run" in notes["odd"]
+        assert "cannot run: there is no device 'nowhere'" in notes["odd"]
         assert "cannot run" in notes["worse"]

@@ -9,14 +9,15 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from studies import numbers, write_study
 
 from gatelens import GatelensError
-from gatelens.jobs.study.cells import ModelSpec
 from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.models import ModelSpec
 from gatelens.jobs.study.ray_engine import resources, too_much
 from gatelens.jobs.study.run import run_study
 
@@ -63,16 +64,20 @@ def test_a_killed_worker_loses_nothing(place: Path, monkeypatch: pytest.MonkeyPa
     assert run_study(read_study(file), out, engine="ray").outcomes == summary.outcomes  # done: no Ray is started
 
 
+def spec(source: str, **options: Any) -> ModelSpec:
+    return ModelSpec(label="model", load=source, where=source, **options)
+
+
 def test_what_a_cell_needs(place: Path) -> None:
     cell = read_study(write_study(place, circuit="memory_gb = 3")).cells[0]
     weights = (place / "dense" / "model.safetensors").stat().st_size
     assert resources(cell, gpus=False) == {"num_cpus": 1.0, "num_gpus": 0.0, "memory": weights + 3_000_000_000}
     assert resources(cell, gpus=True) == {"num_cpus": 1.0, "num_gpus": 1.0, "memory": weights}
-    on_cpu = replace(cell, model=replace(cell.model, device="cpu", cpus=4.0))
+    on_cpu = replace(cell, model=cell.model.replace(device="cpu", cpus=4.0))
     assert resources(on_cpu, gpus=True)["num_gpus"] == 0
-    named = replace(cell, model=ModelSpec("olmo", "allenai/OLMo-7B-hf", dtype="bfloat16", gpus=2.0))
+    named = replace(cell, model=spec("allenai/OLMo-7B-hf", dtype="bfloat16", gpus=2.0))
     assert resources(named, gpus=True) == {"num_cpus": 1.0, "num_gpus": 2.0, "memory": 14_000_000_000}
-    unknown = replace(cell, model=ModelSpec("mine", "someone/mine"))
+    unknown = replace(cell, model=spec("someone/mine"))
     assert "memory" not in resources(unknown, gpus=False)
 
 

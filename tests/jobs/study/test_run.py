@@ -1,4 +1,4 @@
-"""Studies on one machine: run, skipped, continued, shared between processes, and what fails in them."""
+"""Studies on one machine: run, skipped, resumed, shared between processes, and what fails in them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from typing import Any
 import pytest
 import torch
 from commands import run
-from studies import hold, numbers, run_without_report, write_study
+from studies import hold, numbers, run_alone, write_study
 
-import gatelens.jobs.study.work as work
+import gatelens.jobs.study.jobs as study_jobs
 from gatelens import CircuitSettings, GatelensError, find_circuit
-from gatelens.jobs.study.cells import source_fingerprint
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.folder import StudyFolder
+from gatelens.jobs.study.models import ModelSpec, source_fingerprint
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.jobs.study.summary import Summary
 from gatelens.loading import load
 from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.roles_result import load_roles
-from gatelens.report._reading import read_runs
-from gatelens.report._summary import Group, summarise
+from gatelens.report import page
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),
@@ -43,7 +42,7 @@ FORKS.set_forkserver_preload(["gatelens.jobs.study.run", "gatelens.report.page"]
 
 
 def start(file: Path, out: Path) -> BaseProcess:
-    process = FORKS.Process(target=run_without_report, args=(file, out))
+    process = FORKS.Process(target=run_alone, args=(file, out))
     process.start()
     return process
 
@@ -61,13 +60,8 @@ def wait_until(condition: Any, process: BaseProcess) -> None:
         time.sleep(0.005)
 
 
-def page_groups(cells: Path) -> list[Group]:
-    """What the report page shows about these cells."""
-    return summarise(read_runs([cells]).circuits)
-
-
 def go(file: Path, out: Path) -> Summary:
-    return run_study(read_study(file), out)
+    return run_study(read_study(file), out, write_report=page.write_report)
 
 
 class TestResults:
@@ -86,57 +80,39 @@ class TestResults:
 
     def test_the_summary(self, place: Path, no_report: list[list[str]]) -> None:
         go(write_study(place, circuit=LEVELS), place / "out")
-        about = json.loads((place / "out" / "summary.json").read_text())
-        assert (about["title"], about["done"], about["failed"]) == ("Tiny", 4, 0)
+        summary = json.loads((place / "out" / "summary.json").read_text())
+        assert (summary["schema_version"], summary["title"], summary["done"], summary["failed"]) == (2, "Tiny", 4, 0)
         rows = {row["cell"]: row for row in csv.DictReader((place / "out" / "summary.csv").open())}
-        assert sorted(rows) == sorted(cell["cell"] for cell in about["cells"]) == sorted(no_report[0])
+        assert sorted(rows) == sorted(cell["cell"] for cell in summary["cells"]) == sorted(no_report[0])
         for level in ("heads", "edges"):
             counts = [
                 load_circuit(place / "out" / "cells" / f"{level}-induction-{model}").count
                 for model in ("dense", "sparse")
             ]
             assert [float(rows[f"{level}-induction-{m}"]["count"]) for m in ("dense", "sparse")] == counts
-            (found,) = [one for one in about["multipliers"] if one["level"] == level]
-            assert (found["dense"], found["sparse"]) == ("dense", "sparse")
-            assert found["multiplier"] == pytest.approx(counts[0] / counts[1])
+            (comparison,) = [entry for entry in summary["multipliers"] if entry["level"] == level]
+            assert (comparison["dense"], comparison["sparse"]) == ("dense", "sparse")
+            assert comparison["multiplier"] == pytest.approx(counts[0] / counts[1])
             assert float(rows[f"{level}-induction-sparse"]["multiplier"]) == pytest.approx(counts[0] / counts[1], 1e-4)
             assert rows[f"{level}-induction-dense"]["multiplier"] == ""
 
     def test_seeds_and_other_axes_are_compared_each_for_itself(self, place: Path) -> None:
         file = write_study(place, circuit="seed = [0, 3]", models='same = { load = "dense", dense = "dense" }')
         summary = go(file, place / "out")
-        found = {(one.sparse, one.varied.get("seed", 0)): one.multiplier for one in summary.multipliers}
-        assert found == {
-            ("same", 0): 1.0,
-            ("same", 3): 1.0,
-        }  # the same model needs as many; no pair was named otherwise
-
-    def test_the_summary_and_the_page_state_the_same_multipliers(self, place: Path) -> None:
-        # The study names the dense model of "student"; for the other gated models, no rule decides.
-        student = 'student = { load = "sparse", dense = "teacher" }'
-        models = f'teacher = "dense"\n{student}\nother = {{ load = "dense", bias = 0.3 }}'
-        file = write_study(place, circuit=f'{LEVELS}\nranking = ["absolute", "signed"]', models=models)
-        for name in ("teacher", "dense"):  # a study may name another model later
-            file.write_text(file.read_text().replace(student, student.replace("teacher", name)))
-            dense_names = {compared.dense for compared in go(file, place / "out").multipliers}
-            with (place / "out" / "summary.csv").open(newline="") as table:
-                stated = {line["cell"]: line["multiplier"] for line in csv.DictReader(table) if line["multiplier"]}
-            entries = [entry for group in page_groups(place / "out" / "cells") for entry in group.entries]
-            shown = {entry.run.folder.name: f"{entry.multiplier:.6g}" for entry in entries if entry.multiplier}
-            assert stated == shown
-            assert len(stated) == 4  # two levels and two rankings
-            assert dense_names == {name}
+        multipliers = {(entry.sparse, entry.varied.get("seed", 0)): entry.multiplier for entry in summary.multipliers}
+        # The same model needs as many heads. For the sparse model, two dense models are possible and none is named.
+        assert multipliers == {("same", 0): 1.0, ("same", 3): 1.0}
 
     def test_counts_at_different_thresholds_are_not_compared(self, place: Path) -> None:
         file = write_study(place)
         file.write_text(f"{file.read_text()}\n[circuit.model.sparse]\nthreshold = 0.5\n")
         summary = go(file, place / "out")
-        assert (summary.failed, summary.multipliers) == (0, ())
+        assert (summary.failed, summary.multipliers) == (0, [])
 
     def test_a_model_is_loaded_once(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded: list[str] = []
-        original = work.ModelSpec.open
-        monkeypatch.setattr(work.ModelSpec, "open", lambda spec: loaded.append(spec.label) or original(spec))
+        original = ModelSpec.open_model
+        monkeypatch.setattr(ModelSpec, "open_model", lambda spec: loaded.append(spec.label) or original(spec))
         go(write_study(place, circuit=LEVELS), place / "out")
         assert loaded == ["dense", "sparse"]
         go(write_study(place, circuit=LEVELS), place / "out")  # all is done: no model is needed
@@ -164,7 +140,7 @@ class TestSkipping:
     def test_done_cells_are_left_as_they_are(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = write_study(place)
         first = go(file, place / "out")
-        monkeypatch.setattr(work, "find_circuit", None)  # would fail
+        monkeypatch.setattr(study_jobs, "find_circuit", None)  # would fail
         assert go(file, place / "out").outcomes == first.outcomes
 
     def test_a_study_may_grow(self, place: Path) -> None:
@@ -179,11 +155,11 @@ class TestSkipping:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ('title = "Tiny"', 'title = "Other"', "holds the study 'Tiny', and .* is 'Other'"),
-            ("n = 4", "n = 5", r"the cell heads-induction-dense with settings\.n 4, and .* asks for 5"),
-            ('dense = "dense"', 'dense = "sparse"', "the model dense with load 'dense', and .* asks for 'sparse'"),
+            ('title = "Tiny"', 'title = "Other"', "holds the study 'Tiny', but .* is 'Other'"),
+            ("n = 4", "n = 5", r"the cell heads-induction-dense with settings\.n 4, but .* asks for 5"),
+            ('dense = "dense"', 'dense = "sparse"', "the model dense with load 'dense', but .* asks for 'sparse'"),
             ('sparse = "sparse"', "", "the model sparse, which .* does not ask for"),
-            ("length = 4", "length = 5", r"options\.length 4, and .* asks for 5"),
+            ("length = 4", "length = 5", r"options\.length 4, but .* asks for 5"),
             ("points = 6", 'points = 6\nlevel = "edges"', "the cell heads-induction-dense, which .* does not ask for"),
         ],
     )
@@ -199,7 +175,7 @@ class TestSkipping:
 
     def test_memory_and_machines_are_no_part_of_a_study(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         go(write_study(place), place / "out")
-        monkeypatch.setattr(work, "find_circuit", None)
+        monkeypatch.setattr(study_jobs, "find_circuit", None)
         file = write_study(place, circuit="memory_gb = 1")
         file.write_text(file.read_text().replace('dense = "dense"', 'dense = { load = "dense", cpus = 2 }'))
         assert go(file, place / "out").failed == 0
@@ -220,13 +196,13 @@ class TestSkipping:
 
     def test_folders_that_are_no_study(self, place: Path) -> None:
         file = write_study(place)
-        with pytest.raises(GatelensError, match="holds other files and no study"):
+        with pytest.raises(GatelensError, match="holds other files and not a study"):
             go(file, place)
         with pytest.raises(GatelensError, match="is a file"):
             go(file, file)
         with pytest.raises(GatelensError, match="no engine 'rey'"):
             run_study(read_study(file), place / "out", engine="rey")  # type: ignore[arg-type]
-        with pytest.raises(GatelensError, match="goes with the engine ray"):
+        with pytest.raises(GatelensError, match="use it with the engine ray"):
             run_study(read_study(file), place / "out", address="auto")
         assert not (place / "out").exists()
 
@@ -234,7 +210,7 @@ class TestSkipping:
         self, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(GatelensError, match="not started by `accelerate launch`"):
+        with pytest.raises(GatelensError, match="cannot be started by `accelerate launch`"):
             run_study(read_study(write_study(place)), place / "out")
         assert not (place / "out").exists()
 
@@ -263,8 +239,8 @@ class TestFailures:
         said = capsys.readouterr()
         assert "heads-induction-dense failed: " in said.err
         assert "truncated or damaged" in said.err
-        about = json.loads((place / "out" / "summary.json").read_text())
-        rows = {row["cell"]: row for row in about["cells"]}
+        summary = json.loads((place / "out" / "summary.json").read_text())
+        rows = {row["cell"]: row for row in summary["cells"]}
         assert {name: row["status"] for name, row in rows.items()} == {
             "heads-induction-dense": "failed",
             "edges-induction-dense": "failed",
@@ -272,7 +248,7 @@ class TestFailures:
             "edges-induction-sparse": "done",
         }
         assert "truncated or damaged" in rows["edges-induction-dense"]["reason"]
-        assert about["multipliers"] == []
+        assert summary["multipliers"] == []
 
     def test_what_failed_is_tried_again(self, place: Path) -> None:
         file = write_study(place)
@@ -286,7 +262,7 @@ class TestFailures:
         def broken(*args: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(work, "find_circuit", broken)
+        monkeypatch.setattr(study_jobs, "find_circuit", broken)
         outcome = go(write_study(place), place / "out").outcomes["heads-induction-dense"]
         assert (outcome.status, outcome.reason) == ("failed", "ZeroDivisionError: a bug")
         assert "in broken" in (outcome.trace or "")
@@ -310,11 +286,11 @@ class TestFailures:
         def interrupted(*args: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(work, "find_circuit", scarce)
+        monkeypatch.setattr(study_jobs, "find_circuit", scarce)
         summary = go(file, place / "out")
         assert seen == [2.0, 1.0, 2.0, 1.0]
         assert summary.failed == 0
-        counts = [{n: o.count for n, o in one.outcomes.items()} for one in (summary, whole)]
+        counts = [{name: o.count for name, o in result.outcomes.items()} for result in (summary, whole)]
         assert counts[0] == counts[1]
 
     @pytest.mark.parametrize(
@@ -330,7 +306,7 @@ class TestFailures:
                 raise error
             return find_circuit(model, task, settings, **more)
 
-        monkeypatch.setattr(work, "find_circuit", scarce)
+        monkeypatch.setattr(study_jobs, "find_circuit", scarce)
         summary = go(write_study(place), place / "out")
         assert tried == [4.0, 2.0, 4.0]
         assert summary.failed == 1

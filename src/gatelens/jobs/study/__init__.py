@@ -1,5 +1,6 @@
-"""Studies: a grid of models, tasks and settings in one TOML file, run cell by cell on one machine or a cluster.
+"""Studies: a grid of models, tasks and settings in one TOML file, run cell by cell on one machine or on a cluster.
 
-``file`` reads the file, ``cells`` says what its cells are, ``folder`` keeps what became of them, ``work`` runs one
-cell, ``run`` all of them here, ``ray_engine`` all of them on Ray, ``cost`` foretells time and memory.
+``file`` reads the file and ``grid`` expands its sections to ``cells``; ``jobs`` says what a study can run. ``work``
+runs one cell, ``run`` all cells here and ``ray_engine`` all cells on Ray. ``folder`` keeps the state of the cells,
+``summary`` their results, and ``cost`` estimates time and memory.
 """

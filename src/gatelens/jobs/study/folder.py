@@ -1,101 +1,117 @@
-"""A study's folder: what was asked, what became of each cell, and who is at work on it.
+"""The folder of a study: what was asked, the state of each cell, and which process works on it.
 
 study.json            what was asked; a study may grow, but nothing in it may change
-cells/NAME/           the run of a cell, as `gatelens circuit` and `gatelens gate` write it
-state/NAME.json       what became of the cell, with the fingerprint of what was run
-state/NAME.lock       held by the process that works on the cell; it ends with the process
-outdated/NAME-HASH/   a cell's run from before its model, its task's file or the code changed
-summary.json, .csv    what became of all cells, and the multipliers
+cells/NAME/           the run folder of a cell, as `gatelens circuit` and `gatelens gate` write it
+state/NAME.json       the state of the cell, with the fingerprint of what was run
+state/NAME.lock       held by the process that works on the cell; released when that process ends
+outdated/NAME-HASH/   an earlier run of a cell, from before its model, its task's file or the code changed
+summary.json, .csv    the results of all cells, and the multipliers
 report/               the report
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock
+from pydantic import Field
 
 from gatelens.errors import GatelensError
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.file import Study
-from gatelens.runtime.files import read_json, write_json
-from gatelens.runtime.run_folder import RESULT
+from gatelens.runtime.files import make_folder, write_json
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.run_folder import RESULT, refuse_other_files
 
 Status = Literal["waiting", "running", "done", "failed"]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a cell."""
+class Outcome(Record):
+    """The state of a cell: the schema of ``state/NAME.json``."""
 
     name: str
     status: Status = "waiting"
     fingerprint: str = ""
-    count: float | None = None  # gates that explain the threshold; for roles, heads that facilitate in all seeds
-    total: int | None = None  # gates in all
-    sparse: bool | None = None  # whether the model's attention is gated
+    count: float | None = Field(None, description="gates needed; for roles, heads that facilitate in all seeds")
+    total: int | None = Field(None, description="number of gates")
+    sparse: bool | None = Field(None, description="whether the model's attention is gated")
     seconds: float | None = None
-    reason: str | None = None  # of a failure, in one sentence
-    trace: str | None = None  # where an unforeseen failure happened
-    process: int | None = None  # the last one at work on it
-    ended: float | None = None  # seconds since 1970
+    reason: str | None = Field(None, description="why the cell failed, in one sentence")
+    trace: str | None = Field(None, description="the traceback of an unexpected error")
+    process: int | None = Field(None, description="the last process that worked on the cell")
+    ended: float | None = Field(None, description="when it ended, in seconds since 1970")
+
+    @classmethod
+    def new(cls, name: str, status: Status = "waiting", **values: Any) -> Outcome:
+        """An outcome in the schema that this version writes."""
+        return cls(schema_version=SCHEMA_VERSION, name=name, status=status, **values)
+
+
+class StudyRecord(Record):
+    """The schema of ``study.json``: what was asked."""
+
+    title: str
+    models: dict[str, dict[str, Any]] = Field(description="what identifies each model, by its label")
+    cells: dict[str, dict[str, Any]] = Field(description="what identifies each cell, by its name")
+
+    @classmethod
+    def of(cls, study: Study) -> StudyRecord:
+        return cls(
+            schema_version=SCHEMA_VERSION,
+            title=study.title,
+            models={label: spec.identity() for label, spec in study.models.items()},
+            cells={cell.name: cell.identity() for cell in study.cells},
+        )
 
 
 class StudyFolder:
-    """The folder of one study; any number of processes may use it at once."""
+    """The folder of one study. Any number of processes may use it at once."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.report = out / "report"
 
     def claim(self, study: Study) -> None:
-        """Make the folder this study's, or refuse if another study's work is in it."""
-        if self.out.exists() and not self.out.is_dir():
-            raise GatelensError(f"{self.out} is a file: give a folder, or a name that does not exist yet.")
-        if self.out.is_dir() and not (self.out / "state").is_dir() and any(self.out.iterdir()):
-            raise GatelensError(f"{self.out} holds other files and no study: give an empty or a new folder.")
+        """Prepare the folder for a study. Raise an error if it holds other files, or another study."""
+        make_folder(self.out)
+        if not (self.out / "state").is_dir():
+            refuse_other_files(self.out, "a study")
+        for name in ("state", "cells"):
+            make_folder(self.out / name)
         try:
-            for name in ("state", "cells"):
-                (self.out / name).mkdir(parents=True, exist_ok=True)
-            with self.whole_lock():
-                path = self.out / "study.json"
-                wanted = {
-                    "title": study.title,
-                    "models": {label: spec.identity() for label, spec in study.models.items()},
-                    "cells": {cell.name: cell.identity() for cell in study.cells},
-                }
+            with self.lock_all():
+                path, asked = self.out / "study.json", StudyRecord.of(study)
                 if path.exists():
-                    refuse_changed(read_json(path), wanted, self.out, study.path)
-                write_json(path, wanted)
+                    refuse_changed(read_record(path, StudyRecord), asked, self.out, study.path)
+                write_json(path, asked.model_dump(mode="json"))
         except OSError as error:
-            raise GatelensError(f"cannot write to {self.out}: {error.strerror}. Give another folder.") from error
+            raise GatelensError(f"cannot write to {self.out} ({error.strerror}): give another folder.") from error
 
     def run_folder(self, cell: Cell) -> Path:
+        """The run folder of a cell."""
         return self.out / "cells" / cell.name
 
-    def whole_lock(self) -> FileLock:
-        """For what concerns all cells: study.json, the summary and the report."""
+    def lock_all(self) -> FileLock:
+        """The lock for what concerns all cells: study.json, the summary and the report."""
         return FileLock(self.out / "state" / ".study.lock")
 
     def lock(self, cell: Cell) -> FileLock:
-        """Whoever holds it works on the cell. It is the operating system's: a process that dies gives it back."""
+        """The lock of a cell. The process that holds it works on the cell."""
         return FileLock(self.out / "state" / f"{cell.name}.lock")
 
     def outcome(self, cell: Cell) -> Outcome:
-        """What became of a cell. A record that cannot be read counts as none: the run's own folder knows the truth."""
+        """The state of a cell. If the file cannot be read, the cell counts as waiting, and its run folder decides."""
         try:
-            record = read_json(self._record(cell))
-            known = {one.name for one in fields(Outcome)}
-            return Outcome(**{key: value for key, value in record.items() if key in known})
-        except (GatelensError, TypeError):
-            return Outcome(cell.name)
+            return read_record(self._state(cell), Outcome)
+        except GatelensError:
+            return Outcome.new(cell.name)
 
     def write(self, cell: Cell, outcome: Outcome) -> None:
-        write_json(self._record(cell), asdict(outcome))
+        """Save the state of a cell."""
+        write_json(self._state(cell), outcome.model_dump(mode="json"))
 
     def is_done(self, cell: Cell, outcome: Outcome) -> bool:
         """Whether the cell is done as it is asked for now."""
@@ -106,38 +122,45 @@ class StudyFolder:
         )
 
     def set_aside(self, cell: Cell, outcome: Outcome) -> None:
-        """Move away the run of another fingerprint, so that the cell can be run anew. Nothing is thrown away."""
+        """Move the run of another fingerprint to ``outdated/``, so that the cell can be run again."""
         old = self.out / "outdated" / f"{cell.name}-{outcome.fingerprint[:8]}"
         if self.run_folder(cell).exists():
             old.parent.mkdir(exist_ok=True)
             shutil.rmtree(old, ignore_errors=True)
             self.run_folder(cell).rename(old)
 
-    def _record(self, cell: Cell) -> Path:
+    def last_change(self, cells: Sequence[Cell]) -> float:
+        """When the state or the result of any of these cells last changed, in seconds since 1970."""
+        results = (self.run_folder(cell) / RESULT for cell in cells)
+        return max(
+            [self.outcome(cell).ended or 0 for cell in cells] + [p.stat().st_mtime for p in results if p.exists()]
+        )
+
+    def _state(self, cell: Cell) -> Path:
         return self.out / "state" / f"{cell.name}.json"
 
 
-def refuse_changed(there: Mapping[str, Any], wanted: Mapping[str, Any], out: Path, file: Path) -> None:
-    """Refuse a study that changes or leaves out what the folder's study asked for; it may ask for more."""
-    remedy = "Undo the change to go on, or give another folder with --out."
-    if there.get("title") != wanted["title"]:
-        raise GatelensError(
-            f"{out} holds the study '{there.get('title')}', and {file} is '{wanted['title']}'. {remedy}"
-        )
-    for part, what in (("models", "model"), ("cells", "cell")):
-        for name, before in there.get(part, {}).items():
-            if name not in wanted[part]:
-                raise GatelensError(f"{out} holds the {what} {name}, which {file} does not ask for. {remedy}")
-            if before != (now := wanted[part][name]):
-                key, old, new = _difference(before, now)
+def refuse_changed(saved: StudyRecord, asked: StudyRecord, out: Path, file: Path) -> None:
+    """Raise an error if a study changes or leaves out what the study in the folder asked for. It may ask for more."""
+    remedy = "Undo the change to resume the study, or give another folder with --out."
+    if saved.title != asked.title:
+        raise GatelensError(f"{out} holds the study '{saved.title}', but {file} is '{asked.title}'. {remedy}")
+    parts = (("model", saved.models, asked.models), ("cell", saved.cells, asked.cells))
+    for noun, old_parts, new_parts in parts:
+        for name, old in old_parts.items():
+            if name not in new_parts:
+                raise GatelensError(f"{out} holds the {noun} {name}, which {file} does not ask for. {remedy}")
+            if old != new_parts[name]:
+                key, old_value, new_value = _difference(old, new_parts[name])
                 raise GatelensError(
-                    f"{out} holds the {what} {name} with {key} {old!r}, and {file} asks for {new!r}. {remedy}"
+                    f"{out} holds the {noun} {name} with {key} {old_value!r}, but {file} asks for {new_value!r}. "
+                    f"{remedy}"
                 )
 
 
 def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any]:
-    """The first place at which two objects differ: its name and both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
+    """The first place at which two objects differ: its key path and both values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in {**old, **new}:
             if old.get(key) != new.get(key):
                 return _difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)

@@ -1,8 +1,8 @@
-"""Run a study's cells as Ray tasks, on a Ray of this machine or on an existing cluster.
+"""Run the cells of a study as Ray tasks, on this machine or on an existing cluster.
 
-Ray schedules, restarts and moves the work; a cell itself is run by the same `run_cell` as on one machine. The study's
-folder, and the models that are folders, must be seen under the same path by every machine of the cluster. A worker that
-dies takes with it only the piece its cell was at: Ray starts the cell again, and its folder continues.
+Ray schedules, restarts and moves the work; a cell itself is run by the same `run_cell` as on one machine. All machines
+of the cluster must see the folder of the study, and models that are folders, under the same path. If a worker dies,
+only the current piece of its cell is lost: Ray starts the cell again, and it resumes from its folder.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from gatelens.jobs.study.run import Display
 
 RETRIES = 3  # of a cell whose worker dies
-_models = OneModel()  # of a worker: Ray gives it one cell after the other
+_models = OneModel()  # of a worker, which Ray gives one cell after the other
 
 
 def check_ray() -> None:
+    """Raise an error if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise GatelensError("the engine ray needs Ray: run `pip install 'gatelens[ray]'`, or take --engine local.")
+        raise GatelensError("the engine ray needs Ray: run `pip install 'gatelens[ray]'`, or use --engine local.")
 
 
 def run_on_ray(study: Study, folder: StudyFolder, display: Display, address: str | None) -> dict[str, Outcome]:
-    """All cells that are not done, on Ray's workers."""
+    """Run all cells that are not done on Ray's workers."""
     outcomes: dict[str, Outcome] = {}
     left: list[Cell] = []
     for cell in study.cells:
@@ -52,17 +53,17 @@ def run_on_ray(study: Study, folder: StudyFolder, display: Display, address: str
 
 
 def _connect(address: str | None) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
     import ray
 
     if ray.is_initialized():
-        raise GatelensError("this process is connected to Ray already: call ray.shutdown() first.")
+        raise GatelensError("this process is already connected to Ray: call ray.shutdown() first.")
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        where = f"the cluster at {address}" if address else "a Ray of this machine"
-        said = " ".join(str(error).split()).rstrip(".")
-        raise GatelensError(f"cannot reach {where} ({said}): check --address, or take --engine local.") from error
+        where = f"connect to the cluster at {address}" if address else "start Ray on this machine"
+        message = " ".join(str(error).split()).rstrip(".")
+        raise GatelensError(f"cannot {where} ({message}): check --address, or use --engine local.") from error
     return ray
 
 
@@ -72,10 +73,10 @@ def _run_all(ray: Any, cells: list[Cell], folder: StudyFolder, display: Display,
     for cell in cells:
         needs = resources(cell, any(node.get("GPU") for node in nodes))
         if (lack := too_much(needs, nodes)) is not None:
-            outcomes[cell.name] = Outcome(cell.name, "failed", reason=lack)
+            outcomes[cell.name] = Outcome.new(cell.name, "failed", reason=lack)
             display.ended(outcomes[cell.name])
             continue
-        # Not by `options` alone: a worker with a GPU is to end with its cell, which Ray decides here.
+        # Resources are given to `remote` and not to `options`: Ray then ends a worker with a GPU after its cell.
         task = ray.remote(max_retries=RETRIES, **needs)(run_in_worker).options(name=cell.name)
         running[task.remote(cell, str(folder.out))] = cell
     while running:
@@ -85,34 +86,42 @@ def _run_all(ray: Any, cells: list[Cell], folder: StudyFolder, display: Display,
         try:
             outcome = ray.get(ready)
         except ray.exceptions.RayError as error:
-            said = " ".join(str(error).split())[:300]
-            outcome = Outcome(cell.name, "failed", reason=f"its worker died {RETRIES + 1} times or was lost: {said}")
+            message = " ".join(str(error).split())[:300]
+            reason = f"its worker died {RETRIES + 1} times or was lost: {message}"
+            outcome = Outcome.new(cell.name, "failed", reason=reason)
         outcomes[cell.name] = outcome
         display.ended(outcome)
 
 
 def run_in_worker(cell: Cell, out: str) -> Outcome:
-    """What a Ray worker does with a cell; if a process outside of Ray is at it, wait for that."""
+    """Run a cell in a Ray worker. If a process outside of Ray works on it, wait for that process."""
     outcome = run_cell(cell, Path(out), _models, wait=True)
-    assert outcome is not None  # it waited
+    assert outcome is not None  # because it waited
     return outcome
 
 
 def resources(cell: Cell, gpus: bool) -> dict[str, float]:
-    """What Ray is to keep free for a cell: cores, GPUs, and memory for weights and runs."""
+    """What Ray reserves for a cell: cores, GPUs, and memory for weights and runs.
+
+    Arguments:
+        gpus: whether the cluster has any GPU.
+    """
     spec = cell.model
-    wanted = spec.gpus if spec.gpus is not None else float(gpus and spec.device in (None, "cuda"))
-    needs: dict[str, float] = {"num_cpus": spec.cpus, "num_gpus": wanted}
+    n_gpus = spec.gpus if spec.gpus is not None else float(gpus and spec.device in (None, "cuda"))
+    needs: dict[str, float] = {"num_cpus": spec.cpus, "num_gpus": n_gpus}
     weights = weights_gb(spec)
     if weights is not None:
-        needs["memory"] = int((weights + (0 if wanted else cell.settings.memory_gb)) * 1e9)
+        needs["memory"] = int((weights + (0 if n_gpus else cell.settings.memory_gb)) * 1e9)
     return needs
 
 
 def too_much(needs: dict[str, float], nodes: list[dict[str, float]]) -> str | None:
-    """A sentence if no machine of the cluster has what a cell needs: Ray would wait for it forever."""
+    """A sentence if no machine of the cluster has what a cell needs; Ray would wait for such a machine forever."""
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
     if any(all(node.get(names[key], 0) >= value for key, value in needs.items()) for node in nodes):
         return None
-    asked = f"{needs['num_cpus']:g} CPUs, {needs['num_gpus']:g} GPUs and {needs.get('memory', 0) / 1e9:.1f} GB"
-    return f"no machine of the cluster has the {asked} that it needs: ask for less (cpus, gpus, memory_gb), or add one."
+    amounts = f"{needs['num_cpus']:g} CPUs, {needs['num_gpus']:g} GPUs and {needs.get('memory', 0) / 1e9:.1f} GB"
+    return (
+        f"no machine of the cluster has the {amounts} that this cell needs: ask for less (cpus, gpus, memory_gb), or "
+        "add a machine."
+    )

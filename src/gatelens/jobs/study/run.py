@@ -1,13 +1,13 @@
-"""Run a study on this machine: cell by cell, whatever fails, and then the summary and the report."""
+"""Run a study: all cells on this machine or on Ray, then the summary and the report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,17 +15,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gatelens.errors import GatelensError
 from gatelens.jobs.study.cells import Cell
-from gatelens.jobs.study.cost import gate_forwards
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.folder import Outcome, StudyFolder
-from gatelens.jobs.study.summary import Summary, multipliers
+from gatelens.jobs.study.summary import Summary, compare
 from gatelens.jobs.study.work import OneModel, run_cell
-from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime.processes import n_processes
+from gatelens.runtime.settings import unknown_name
 
 Engine = Literal["local", "ray"]
 ENGINES = ("local", "ray")
-_PAUSE = 0.5  # seconds before asking again whether another process is done with a cell
+_PAUSE = 0.5  # seconds between two looks at a cell that another process works on
+
+
+class WrittenReport(Protocol):
+    """What a function that writes a report returns."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def problems(self) -> list[str]: ...
+
+
+WriteReport = Callable[[Sequence[Path], Path], WrittenReport]
+"""Called as write_report(run folders, report folder), such as `gatelens.write_report`."""
 
 
 def run_study(
@@ -35,20 +47,30 @@ def run_study(
     engine: Engine = "local",
     address: str | None = None,
     console: Console | None = None,
+    write_report: WriteReport | None = None,
 ) -> Summary:
-    """Run every cell that is not done, then write the summary and the report into the study's folder.
+    """Run every cell that is not done, then write the summary and the report into the folder of the study.
 
-    engine: this process, or Ray's workers (``address``: an existing cluster; default: a Ray of this machine). A study
-    that was killed continues; several processes may run the same study in the same folder, each on other cells.
+    A study that was killed resumes. Several processes may run the same study in the same folder; they share its cells.
+
+    Example:
+        summary = run_study(read_study("heads.toml"), "runs/heads", write_report=gatelens.write_report)
+
+    Arguments:
+        out: the folder of the study.
+        engine: ``local`` is this process; ``ray`` are the workers of Ray.
+        address: the address of an existing Ray cluster. By default Ray is started on this machine.
+        console: where progress is shown.
+        write_report: writes the report; by default there is none.
     """
     if engine not in ENGINES:
-        raise GatelensError(f"no engine '{engine}': engines are {' and '.join(ENGINES)}.")
+        raise GatelensError(unknown_name("engine", engine, ENGINES))
     if address is not None and engine != "ray":
-        raise GatelensError("an address is that of a Ray cluster: it goes with the engine ray.")
-    if n_processes() > 1:  # which would work on one cell together, while each of them takes another
+        raise GatelensError("an address belongs to a Ray cluster: use it with the engine ray.")
+    if n_processes() > 1:  # these would work on one cell together, but each of them would take another one
         raise GatelensError(
-            "a study is not started by `accelerate launch`: start the same command several times, and they share its "
-            "cells, or use the engine ray."
+            "a study cannot be started by `accelerate launch`: start the same command several times, and the processes "
+            "share the cells, or use the engine ray."
         )
     folder, run = StudyFolder(Path(out).resolve()), run_here
     if engine == "ray":
@@ -60,11 +82,11 @@ def run_study(
     display = Display(console or Console(stderr=True), len(study.cells))
     with display.progress:
         outcomes = run(study, folder, display)
-    return _finish(study, folder, outcomes)
+    return _finish(study, folder, outcomes, write_report)
 
 
 class Display:
-    """One progress display for all cells: how many are done, and how far the one at work is."""
+    """One progress display for all cells: how many are done, and the progress of the current one."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.progress = Progress(
@@ -74,31 +96,32 @@ class Display:
         self.part = self.progress.add_task("", total=None, visible=False)
         self.cell = ""
 
-    def at(self, what: str) -> None:
-        """Say what is being worked on."""
-        self.cell = what
-        self.progress.update(self.part, description=escape(what), visible=True, total=None, completed=0)
+    def at(self, title: str) -> None:
+        """Show what is being worked on."""
+        self.cell = title
+        self.progress.update(self.part, description=escape(title), visible=True, total=None, completed=0)
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """A cell's own progress."""
-        self.progress.update(self.part, description=escape(f"{self.cell}: {what}"), completed=done, total=total)
+    def __call__(self, title: str, done: int, total: int) -> None:
+        """Show the progress within a cell."""
+        self.progress.update(self.part, description=escape(f"{self.cell}: {title}"), completed=done, total=total)
 
     def ended(self, outcome: Outcome) -> None:
+        """Count a cell that is done or has failed."""
         if outcome.status == "failed":
             self.progress.console.print(f"{escape(outcome.name)} failed: {escape(outcome.reason or '')}", style="red")
         self.progress.advance(self.all)
 
 
 def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
-    """All cells in this process. Cells that another works at come last: when it is done with them, or has died."""
-    begun, models = time.time(), OneModel()
+    """Run all cells in this process. Cells that another process works on come last, when that process is done."""
+    started, models = time.time(), OneModel()
     outcomes: dict[str, Outcome] = {}
     waiting = running_order(study.cells)
     while waiting:
         busy: list[Cell] = []
         for cell in waiting:
             display.at(cell.name)
-            outcome = run_cell(cell, folder.out, models, progress=display, since=begun)
+            outcome = run_cell(cell, folder.out, models, progress=display, since=started)
             if outcome is None:
                 busy.append(cell)
             else:
@@ -112,41 +135,40 @@ def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, O
 
 
 def running_order(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of a model in a row; of head gating, whose cost its settings tell, the longest first.
+    """The cells of one model after each other, and of those the ones with the highest priority first.
 
-    Several processes that share the cells then end at about the same time.
+    The priority is the cost if the settings determine it. Several processes that share the cells then end at about the
+    same time.
     """
     models = list(dict.fromkeys(cell.model for cell in cells))
-
-    def place(cell: Cell) -> tuple[int, float]:
-        forwards = gate_forwards(cell.settings) if isinstance(cell.settings, RolesSettings) else 0.0
-        return models.index(cell.model), -forwards
-
-    return sorted(cells, key=place)
+    return sorted(cells, key=lambda cell: (models.index(cell.model), -cell.job.priority(cell.settings)))
 
 
-def _finish(study: Study, folder: StudyFolder, outcomes: Mapping[str, Outcome]) -> Summary:
+def _finish(
+    study: Study, folder: StudyFolder, outcomes: Mapping[str, Outcome], write_report: WriteReport | None
+) -> Summary:
     """Write the summary, then the report of all cells that are done."""
-    summary = Summary(study, {cell.name: outcomes[cell.name] for cell in study.cells})
-    with folder.whole_lock():
+    in_order = {cell.name: outcomes[cell.name] for cell in study.cells}
+    summary = Summary(study, in_order, {})
+    with folder.lock_all():
         try:
-            summary = replace(summary, multipliers=multipliers(study.cells, summary.outcomes, folder))
+            summary = replace(summary, comparisons=compare(study.cells, in_order, folder))
             summary.write(folder.out)
-            page, problems = _report(summary, folder)
+            page, problems = _report(summary, folder, write_report)
         except OSError as error:
             page, problems = None, (f"cannot write to {folder.out}: {error.strerror or error}.",)
     return replace(summary, report=page, problems=problems)
 
 
-def _report(summary: Summary, folder: StudyFolder) -> tuple[Path | None, tuple[str, ...]]:
-    """The report's page and what is wrong with it. One that is younger than all outcomes is left as it is."""
-    from gatelens.report.page import write_report
-
+def _report(
+    summary: Summary, folder: StudyFolder, write_report: WriteReport | None
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Write the report, unless the one that exists is newer than all cells. Returns its page and the problems."""
     done = [cell for cell in summary.study.cells if summary.outcomes[cell.name].status == "done"]
-    if not done:
+    if not done or write_report is None:
         return None, ()
     page = folder.report / "index.html"
-    if page.exists() and page.stat().st_mtime > max(one.ended or 0 for one in summary.outcomes.values()):
+    if page.exists() and page.stat().st_mtime > folder.last_change(summary.study.cells):
         return page, ()
     try:
         report = write_report([folder.run_folder(cell) for cell in done], folder.report)

@@ -1,89 +1,128 @@
-"""What became of a study: one row for each cell, and how many times fewer gates the sparse models need."""
+"""The results of a study: one line for each cell, and how many times fewer gates the sparse models need."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
 
 from gatelens.errors import GatelensError
 from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import Outcome, StudyFolder
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.jobs.study.folder import Outcome, Status, StudyFolder
+from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
-from gatelens.runtime.files import replacing, write_json
-
-COLUMNS = (
-    "cell", "status", "level", "method", "task", "model", "varied", "threshold",
-    "count", "total", "multiplier", "seconds", "reason",
-)  # fmt: skip
+from gatelens.runtime.files import write_csv, write_json
+from gatelens.runtime.records import SCHEMA_VERSION, Record
+from gatelens.runtime.settings import Settings
 
 
-@dataclass(frozen=True)
-class Multiplier:
-    """Dense count / sparse count of one task at one level: above 1, the sparse model needs fewer gates."""
+class CellSummary(Settings):
+    """A line of ``summary.csv``, and an entry of ``cells`` in ``summary.json``."""
 
-    cell: str  # of the sparse model
+    cell: str
+    status: Status
+    level: str
+    method: str
+    task: str
+    model: str
+    varied: dict[str, Any]
+    threshold: float | None
+    count: float | None
+    total: int | None
+    multiplier: float | None = Field(description="of a sparse model: dense count / sparse count")
+    seconds: float | None
+    reason: str | None
+
+
+class Comparison(Settings):
+    """Dense count / sparse count of one task at one level. Above 1, the sparse model needs fewer gates."""
+
     task: str
     level: str
     dense: str
     sparse: str
     multiplier: float
-    varied: dict[str, Any] = field(default_factory=dict)
+    varied: dict[str, Any] = Field(default={})
+
+
+class SummaryRecord(Record):
+    """The schema of ``summary.json``."""
+
+    title: str
+    done: int = Field(description="number of cells that are done")
+    failed: int = Field(description="number of cells that failed")
+    cells: list[CellSummary]
+    multipliers: list[Comparison]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Outcomes of all cells of a study, in its order."""
+    """The outcomes of all cells of a study, in its order.
+
+    Arguments:
+        comparisons: the multiplier of each cell of a sparse model that can be compared, by the name of the cell.
+        report: the page of the report, if there is one.
+        problems: what went wrong with the summary or the report, one sentence each.
+    """
 
     study: Study
     outcomes: dict[str, Outcome]
-    report: Path | None = None  # the report's page, if there is one
-    problems: tuple[str, ...] = ()  # with the report
-    multipliers: tuple[Multiplier, ...] = ()
+    comparisons: dict[str, Comparison]
+    report: Path | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def failed(self) -> int:
+        """Number of cells that failed."""
         return sum(outcome.status != "done" for outcome in self.outcomes.values())
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One for each cell, keyed by `COLUMNS`; the multiplier stands in the sparse model's row."""
-        by_cell = {compared.cell: compared.multiplier for compared in self.multipliers}
+    @property
+    def multipliers(self) -> list[Comparison]:
+        """All multipliers, in the order of the cells."""
+        return list(self.comparisons.values())
+
+    def cells(self) -> list[CellSummary]:
+        """One entry for each cell. A multiplier is in the entry of the sparse model."""
         return [
-            _row(cell, self.outcomes[cell.name]) | {"multiplier": by_cell.get(cell.name)} for cell in self.study.cells
+            _summarise(cell, self.outcomes[cell.name], self.comparisons.get(cell.name)) for cell in self.study.cells
         ]
 
     def write(self, out: Path) -> None:
-        """As ``summary.json`` and ``summary.csv``."""
-        about = {
-            "title": self.study.title,
-            "done": len(self.outcomes) - self.failed,
-            "failed": self.failed,
-            "cells": self.rows(),
-            "multipliers": [asdict(one) for one in self.multipliers],
-        }
-        write_json(out / "summary.json", about)
-        with replacing(out / "summary.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows({key: _plain(value) for key, value in row.items()} for row in self.rows())
+        """Write ``summary.json`` and ``summary.csv``."""
+        cells = self.cells()
+        record = SummaryRecord(
+            schema_version=SCHEMA_VERSION,
+            title=self.study.title,
+            done=len(self.outcomes) - self.failed,
+            failed=self.failed,
+            cells=cells,
+            multipliers=self.multipliers,
+        )
+        write_json(out / "summary.json", record.model_dump(mode="json"))
+        lines = ({**dict(cell), "varied": _in_words(cell.varied)} for cell in cells)
+        write_csv(out / "summary.csv", list(CellSummary.model_fields), (list(line.values()) for line in lines))
 
     def table(self) -> Table:
-        """For the terminal."""
+        """A table for the terminal."""
         table = Table("cell", "status", "count", "of", "multiplier", "seconds", title=escape(self.study.title))
-        for row in self.rows():
-            style = "" if row["status"] == "done" else "red"
-            count = "not reached" if row["status"] == "done" and row["count"] is None else _number(row["count"], ",.0f")
-            times = _number(row["multiplier"], ".1f")
-            total, seconds = _number(row["total"], ",d"), _number(row["seconds"], ",.0f")
-            table.add_row(escape(row["cell"]), row["status"], count, total, times, seconds, style=style)
+        for cell in self.cells():
+            not_reached = cell.status == "done" and cell.count is None
+            table.add_row(
+                escape(cell.cell),
+                cell.status,
+                "not reached" if not_reached else _number(cell.count, ",.0f"),
+                _number(cell.total, ",d"),
+                _number(cell.multiplier, ".1f"),
+                _number(cell.seconds, ",.0f"),
+                style="" if cell.status == "done" else "red",
+            )
         return table
 
     def failures(self) -> list[str]:
@@ -93,57 +132,54 @@ class Summary:
         ]
 
 
-def multipliers(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: StudyFolder) -> tuple[Multiplier, ...]:
-    """The multiplier of every cell that has a dense cell to compare with, from the saved circuits.
+def compare(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: StudyFolder) -> dict[str, Comparison]:
+    """The multiplier of every sparse cell whose dense cell is known and done, by the name of the sparse cell.
 
-    The rule is that of the report (`gatelens.measures.pairing`). The dense model that the study file names is recorded
-    in the saved circuits first, because it may have changed since they were computed.
+    The rule is that of the report (`gatelens.measures.pairing`), and both read the saved circuits.
     """
     circuits: dict[str, CircuitResult] = {}
     for cell in cells:
-        if cell.kind == "circuit" and outcomes[cell.name].status == "done":
+        if cell.job.load is not None and outcomes[cell.name].status == "done":
             with suppress(GatelensError):  # a damaged run is not compared; the report says what is wrong with it
-                record_dense(folder.run_folder(cell), cell.model.dense)
-                circuits[cell.name] = load_circuit(folder.run_folder(cell))
-    compared: list[Multiplier] = []
+                circuits[cell.name] = cell.job.load(folder.run_folder(cell), cell.model.dense)
+    comparisons: dict[str, Comparison] = {}
     for cell in cells:
-        if cell.name in circuits:
-            sparse = circuits[cell.name]
-            dense = dense_circuit_of(sparse, circuits.values())
-            ratio = multiplier_of(dense, sparse)
-            if dense is not None and ratio is not None:
-                compared.append(
-                    Multiplier(cell.name, cell.task, cell.level, dense.model, sparse.model, ratio, cell.varied)
-                )
-    return tuple(compared)
+        if cell.name not in circuits:
+            continue
+        sparse = circuits[cell.name]
+        dense = dense_circuit_of(sparse, circuits.values())
+        ratio = multiplier_of(dense, sparse)
+        if dense is not None and ratio is not None:
+            comparisons[cell.name] = Comparison(
+                task=cell.task,
+                level=cell.level,
+                dense=dense.model,
+                sparse=sparse.model,
+                multiplier=ratio,
+                varied=cell.varied,
+            )
+    return comparisons
 
 
-def _row(cell: Cell, outcome: Outcome) -> dict[str, Any]:
-    settings = cell.settings
-    return {
-        "cell": cell.name,
-        "status": outcome.status,
-        "level": cell.level,
-        "method": settings.method if isinstance(settings, CircuitSettings) else "head gating",
-        "task": cell.task,
-        "model": cell.model.label,
-        "varied": cell.varied,
-        "threshold": settings.threshold if isinstance(settings, CircuitSettings) else None,
-        "count": outcome.count,
-        "total": outcome.total,
-        "seconds": outcome.seconds,
-        "reason": outcome.reason,
-    }
+def _summarise(cell: Cell, outcome: Outcome, comparison: Comparison | None) -> CellSummary:
+    return CellSummary(
+        cell=cell.name,
+        status=outcome.status,
+        level=cell.level,
+        task=cell.task,
+        model=cell.model.label,
+        varied=cell.varied,
+        count=outcome.count,
+        total=outcome.total,
+        multiplier=None if comparison is None else comparison.multiplier,
+        seconds=outcome.seconds,
+        reason=outcome.reason,
+        **cell.job.columns(cell.settings),
+    )
 
 
-def _key(varied: Mapping[str, Any]) -> str:
+def _in_words(varied: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(varied.items()))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _key(value)
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _number(value: float | None, form: str) -> str:

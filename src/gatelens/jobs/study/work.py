@@ -1,4 +1,4 @@
-"""Run one cell of a study, whatever may happen to it: the part that every engine shares."""
+"""Run one cell of a study. Every engine uses this. A cell that fails is recorded with the reason, and never raises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +15,37 @@ import torch
 from filelock import Timeout
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.circuit import find_circuit
-from gatelens.jobs.roles import find_roles
-from gatelens.jobs.study.cells import Cell, ModelSpec
+from gatelens.jobs.study.cells import Cell
 from gatelens.jobs.study.folder import Outcome, StudyFolder
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.jobs.study.models import ModelSpec
 from gatelens.model import Model
+from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Progress
 from gatelens.sparse.in_model import is_sparse
 
-Open = Callable[[ModelSpec], Model]
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
+OpenModel = Callable[[ModelSpec], Model]
+# torch's allocator for the CPU, and cuBLAS, raise a RuntimeError without a type of its own.
+_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 class OneModel:
-    """Gives models, and keeps the last one: cells of the same model in a row load it once."""
+    """Loads models and keeps the last one, so that successive cells of one model load it once."""
 
     def __init__(self) -> None:
         self._spec: ModelSpec | None = None
         self._model: Model | None = None
-        self._failed: dict[ModelSpec, Exception] = {}  # not tried again for every cell
+        self._failures: dict[ModelSpec, Exception] = {}  # a model that cannot be loaded is not tried for every cell
 
     def __call__(self, spec: ModelSpec) -> Model:
-        if spec in self._failed:
-            raise self._failed[spec]
+        if spec in self._failures:
+            raise self._failures[spec]
         if self._model is None or self._spec != spec:
-            self._model = None  # before the next one is read: there may be room for one only
+            self._model = None  # released first: there may be memory for one model only
             free_memory()
             try:
-                self._model, self._spec = spec.open(), spec
+                self._model, self._spec = spec.open_model(), spec
             except Exception as error:
-                self._failed[spec] = error.with_traceback(None)  # whose frames would keep memory
+                self._failures[spec] = error.with_traceback(None)  # the frames of the traceback would keep memory
                 raise
         return self._model
 
@@ -53,19 +53,24 @@ class OneModel:
 def run_cell(
     cell: Cell,
     out: Path,
-    open_model: Open,
+    open_model: OpenModel,
     *,
     progress: Progress | None = None,
     wait: bool = False,
     since: float | None = None,
 ) -> Outcome | None:
-    """Run a cell in the study's folder, or continue it, or see that it is done. It fails with a reason, never raises.
+    """Run a cell in the folder of its study, or resume it, or find that it is done.
 
-    None if another process is at work on it; with ``wait``, wait for that one and take over what it leaves.
-    since: a failure that was recorded after this time (of another process) is not tried again.
+    Arguments:
+        out: the folder of the study.
+        wait: wait for another process that works on the cell, and take over what it leaves.
+        since: a failure that another process recorded after this time is not tried again.
+
+    Returns:
+        The outcome, or None if another process works on the cell and ``wait`` is off.
     """
     folder = StudyFolder(out)
-    fingerprint, begun = "", time.time()
+    fingerprint, started = "", time.time()
     try:
         fingerprint = cell.fingerprint()
         with folder.lock(cell).acquire(timeout=-1 if wait else 0):
@@ -76,76 +81,78 @@ def run_cell(
                 return before
             if before.fingerprint not in ("", fingerprint):
                 folder.set_aside(cell, before)
-            outcome = Outcome(cell.name, "running", fingerprint, process=os.getpid())
+            outcome = Outcome.new(cell.name, "running", fingerprint=fingerprint, process=os.getpid())
             folder.write(cell, outcome)
-            outcome = replace(outcome, **_run(cell, folder.run_folder(cell), open_model, progress))
-            outcome = replace(outcome, ended=time.time())
+            outcome = outcome.replace(**_run(cell, folder.run_folder(cell), open_model, progress), ended=time.time())
             folder.write(cell, outcome)
             return outcome
     except Timeout:
         return None
-    except OSError as error:  # not even the record could be written
-        said = f"cannot write to {out}: {error.strerror or error}."
-        return Outcome(cell.name, "failed", fingerprint, reason=said, process=os.getpid(), ended=begun)
+    except OSError as error:  # the state itself could not be written
+        reason = f"cannot write to {out}: {error.strerror or error}."
+        return Outcome.new(
+            cell.name, "failed", fingerprint=fingerprint, reason=reason, process=os.getpid(), ended=started
+        )
 
 
-def _run(cell: Cell, folder: Path, open_model: Open, progress: Progress | None) -> dict[str, Any]:
-    """The work itself: what is to be recorded of it."""
-    begun = time.monotonic()
+def _run(cell: Cell, folder: Path, open_model: OpenModel, progress: Progress | None) -> dict[str, Any]:
+    """Run a cell, a second time with half the memory budget if memory runs out. Returns fields of the outcome."""
+    started = time.monotonic()
     try:
         model = open_model(cell.model)
         try:
-            return _find(cell, model, folder, progress)
+            return _run_job(cell, model, folder, progress)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         free_memory()
-        return _find(cell.half_memory(), model, folder, progress)
-    except Exception as error:  # whatever it is: the other cells go on
-        foreseen = isinstance(error, GatelensError | OSError) or is_out_of_memory(error)
+        return _run_job(cell.half_memory(), model, folder, progress)
+    except Exception as error:  # any error: the other cells continue
+        expected = isinstance(error, GatelensError | OSError) or is_out_of_memory(error)
         return {
             "status": "failed",
-            "reason": reason(error, folder),
-            "trace": None if foreseen else "".join(traceback.format_exception(error)),
-            "seconds": time.monotonic() - begun,
+            "reason": reason_of(error, folder),
+            "trace": None if expected else "".join(traceback.format_exception(error)),
+            "seconds": time.monotonic() - started,
         }
 
 
-def _find(cell: Cell, model: Model, folder: Path, progress: Progress | None) -> dict[str, Any]:
-    about: dict[str, Any] = {"status": "done", "sparse": is_sparse(model.hf)}
-    common: dict[str, Any] = {"out": folder, "options": cell.whole_options, "progress": progress}
-    if isinstance(cell.settings, CircuitSettings):
-        circuit = find_circuit(model, cell.where, cell.settings, dense=cell.model.dense, **common)
-        return {**about, "count": circuit.count, "total": circuit.curve.total, "seconds": circuit.seconds}
-    roles = find_roles(model, cell.where, cell.settings, **common)
-    heads = roles.roles.gates[0].numel()
-    needed = round(roles.roles.summary()["facilitation"]["all seeds"] * heads)
-    return {**about, "count": float(needed), "total": heads, "seconds": roles.seconds}
+def _run_job(cell: Cell, model: Model, folder: Path, progress: Progress | None) -> dict[str, Any]:
+    finding = cell.job.run(
+        model,
+        cell.where,
+        cell.settings,
+        out=folder,
+        options=cell.task_options,
+        dense=cell.model.dense,
+        progress=progress,
+    )
+    return {"status": "done", "sparse": is_sparse(model.hf), **asdict(finding)}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on the processor or on a device."""
-    said = str(error)
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
-    )
+    """Whether an error means that memory ran out, on the CPU or on a device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def free_memory() -> None:
+    """Release the memory of models and batches that are not used any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def reason(error: Exception, folder: Path) -> str:
+def reason_of(error: Exception, folder: Path) -> str:
     """Why a cell failed, in one sentence."""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if isinstance(error, GatelensError):
-        return said
+        return message
     if is_out_of_memory(error):
-        return f"out of memory ({said[:200]}): ask for fewer prompts or less memory_gb, or take a larger machine."
+        return f"out of memory ({message[:200]}): ask for fewer prompts or a lower memory_gb, or use a larger machine."
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or folder}. The same command continues once that is mended."
-    if "os error 28" in said:  # as safetensors reports it
-        return f"No space left on device: {folder}. The same command continues once that is mended."
-    return f"{type(error).__name__}: {said[:500]}"
+        return f"{error.strerror}: {error.filename or folder}. Run the same command again after solving this."
+    if is_about_files(error):
+        return f"cannot read or write in {folder} ({message[:200]}). Run the same command again after solving this."
+    return f"{type(error).__name__}: {message[:500]}"

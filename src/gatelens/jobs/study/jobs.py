@@ -1,0 +1,199 @@
+"""The jobs that a study can run, as registered values: a section of a study file has the name of a job.
+
+To add a job, make a `Job` and add it to `JOBS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gatelens.gates import LEVELS
+from gatelens.jobs._task import Task
+from gatelens.jobs.circuit import CHECKED_PROMPTS, find_circuit, memory_estimate
+from gatelens.jobs.roles import find_roles
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.measures.roles_result import ORDERS, RolesSettings
+from gatelens.methods.attribution import FORWARD_BACKWARD
+from gatelens.model import Model
+from gatelens.model.graph import Graph
+from gatelens.runtime.journal import Progress
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.batches import as_responses
+
+_FITS = 3  # head gating fits three gates for each seed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study records of a finished run.
+
+    Arguments:
+        count: gates needed for the threshold, None if it is not reached; for roles, heads that facilitate in all seeds.
+        total: number of gates.
+        seconds: how long the run took.
+    """
+
+    count: float | None
+    total: int
+    seconds: float
+
+
+class RunJob(Protocol):
+    """Runs a job in a folder, or resumes it there."""
+
+    def __call__(
+        self,
+        model: Model,
+        task: str,
+        settings: Any,
+        *,
+        out: Path,
+        options: Mapping[str, Any],
+        dense: str | None,
+        progress: Progress | None,
+    ) -> Finding: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that a study can run.
+
+    Arguments:
+        kind: the name of its section in a study file.
+        settings: the class of its settings. It has a field ``memory_gb``.
+        task_kinds: the kinds of tasks that it accepts.
+        level: called as level(settings); the beginning of the names of its cells.
+        run: runs it, and returns what the study records.
+        forwards: called as forwards(settings, graph, length); its cost in forward passes of one prompt.
+        priority: called as priority(settings). Of the cells of one model, those of a higher priority run first.
+        memory: called as memory(model, settings); GB of the weights and GB of runs.
+        tokens: called as tokens(task); a few prompts, to time a forward pass.
+        columns: called as columns(settings); the columns ``method`` and ``threshold`` of the summary.
+        load: called as load(folder, dense); the finished run, if its count can be compared between models.
+    """
+
+    kind: str
+    settings: type[Any]
+    task_kinds: tuple[str, ...]
+    level: Callable[[Any], str]
+    run: RunJob
+    forwards: Callable[[Any, Graph, int], float]
+    priority: Callable[[Any], float]
+    memory: Callable[[Model, Any], tuple[float, float]]
+    tokens: Callable[[Task], Tensor]
+    columns: Callable[[Any], dict[str, Any]]
+    load: Callable[[Path, str | None], CircuitResult] | None = None
+
+
+# Circuits
+
+
+def _run_circuit(
+    model: Model,
+    task: str,
+    settings: CircuitSettings,
+    *,
+    out: Path,
+    options: Mapping[str, Any],
+    dense: str | None,
+    progress: Progress | None,
+) -> Finding:
+    result = find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
+    return Finding(result.count, result.curve.total, result.seconds)
+
+
+def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> float:
+    """Forward passes of one prompt that a circuit takes: scores, curve, random curve and the check of the scores."""
+    level, method = LEVELS[settings.level], settings.chosen_method
+    n_gates = level.n_gates(graph, length)
+    scored = method.forwards(level, n_gates, settings.method_settings)
+    n_points = len(level.grid(n_gates, settings.points))
+    if settings.random_points:
+        n_points += len(level.grid(n_gates, max(2, settings.random_points)))
+    checked = 0.0
+    if not method.exact and settings.sample:
+        checked = scored + level.cost.patch * min(settings.sample, n_gates)
+        checked *= min(CHECKED_PROMPTS, settings.n)
+    per_prompt = scored + level.cost.circuit * n_points
+    return settings.seeds * settings.n * per_prompt + settings.n * level.cost.circuit + checked
+
+
+def _load_circuit(folder: Path, dense: str | None) -> CircuitResult:
+    record_dense(folder, dense)  # the study may name another dense model after the circuit was found
+    return load_circuit(folder)
+
+
+def _circuit_tokens(task: Task) -> Tensor:
+    return task.buckets[0].clean if isinstance(task, CircuitTask) else _response_tokens(task)
+
+
+# Head roles
+
+
+def _run_roles(
+    model: Model,
+    task: str,
+    settings: RolesSettings,
+    *,
+    out: Path,
+    options: Mapping[str, Any],
+    dense: str | None,
+    progress: Progress | None,
+) -> Finding:
+    result = find_roles(model, task, settings, out=out, options=options, progress=progress)
+    n_heads = result.roles.gates[0].numel()
+    facilitating = round(result.roles.summary()["facilitation"]["all seeds"] * n_heads)
+    return Finding(float(facilitating), n_heads, result.seconds)
+
+
+def roles_forwards(settings: RolesSettings) -> float:
+    """Forward passes of one prompt that head gating takes: three fits for each seed, and the ablation curves."""
+    updates = settings.updates * settings.batch * settings.accumulate
+    fitted = _FITS * FORWARD_BACKWARD * settings.seeds * updates
+    n_points = len({*range(0, settings.most + 1, settings.every), settings.most})
+    return fitted + len(ORDERS) * 2 * n_points * settings.seeds * settings.held_out
+
+
+def _roles_memory(model: Model, settings: RolesSettings) -> tuple[float, float]:
+    weights, _ = memory_estimate(model, CircuitSettings())
+    return weights, settings.memory_gb
+
+
+def _response_tokens(task: Task) -> Tensor:
+    tokens: Tensor = next(iter(as_responses(task).batches(4))).tokens
+    return tokens
+
+
+JOBS: dict[str, Job] = {
+    "circuit": Job(
+        kind="circuit",
+        settings=CircuitSettings,
+        task_kinds=("circuit",),
+        level=lambda settings: str(settings.level),
+        run=_run_circuit,
+        forwards=circuit_forwards,
+        priority=lambda settings: 0.0,
+        memory=memory_estimate,
+        tokens=_circuit_tokens,
+        columns=lambda settings: {"method": settings.method, "threshold": settings.threshold},
+        load=_load_circuit,
+    ),
+    "gate": Job(
+        kind="gate",
+        settings=RolesSettings,
+        task_kinds=("circuit", "response"),
+        level=lambda settings: "roles",
+        run=_run_roles,
+        forwards=lambda settings, graph, length: roles_forwards(settings),
+        priority=roles_forwards,
+        memory=_roles_memory,
+        tokens=_response_tokens,
+        columns=lambda settings: {"method": "head gating", "threshold": None},
+    ),
+}
+"""The jobs by their kind, in the order in which a study lists its cells."""

@@ -1,0 +1,130 @@
+"""The summary of a study and the page of its report state the same multipliers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from studies import write_study
+
+import gatelens.jobs.study.jobs as study_jobs
+from gatelens.jobs.study.file import read_study
+from gatelens.jobs.study.run import run_study
+from gatelens.jobs.study.summary import SummaryRecord
+from gatelens.measures.circuit_result import load_circuit
+from gatelens.report import page
+from gatelens.report._reading import read_runs
+from gatelens.report._summary import summarise
+from gatelens.runtime.records import read_record
+
+pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+LEVELS = 'level = ["heads", "edges"]'
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes a second for each figure."""
+    monkeypatch.setattr(page, "draw_pictures", lambda *args: ([], []))
+
+
+def run(file: Path, out: Path) -> tuple[list[str], list[str]]:
+    """Run a study. Returns the multipliers of summary.csv and of the page, each as sorted "level model multiplier"."""
+    summary = run_study(read_study(file), out, write_report=page.write_report)
+    assert summary.failed == 0
+    assert not summary.problems
+    with (out / "summary.csv").open() as opened:
+        lines = [line for line in csv.DictReader(opened) if line["multiplier"]]
+    in_csv = [f"{line['level']} {line['model']} {float(line['multiplier']):.1f}x" for line in lines]
+    return sorted(in_csv), sorted(on_page(summary.report))
+
+
+def on_page(path: Path | None) -> list[str]:
+    """The multipliers in the table of the page."""
+    assert path is not None
+    multipliers: list[str] = []
+    for group in re.findall(r"<tbody>(.*?)</tbody>", path.read_text(), re.DOTALL):
+        if 'class="model"' not in group:
+            continue
+        level = re.findall(r'<td rowspan="\d+">(\w+)', group)[0]
+        for line in re.findall(r'<td class="model">(.*?)</tr>', group, re.DOTALL):
+            model = re.split(r"[ <]", line)[0]
+            multiplier = re.findall(r'class="number strong">(.*?)<', line)[1]
+            if multiplier != "-":
+                multipliers.append(f"{level} {model} {multiplier}")
+    return multipliers
+
+
+def expected(out: Path, dense: str) -> list[str]:
+    """The multipliers of the sparse model against this dense one, from the saved counts."""
+    multipliers = []
+    for level in ("heads", "edges"):
+        counts = [load_circuit(out / "cells" / f"{level}-induction-{name}").count for name in (dense, "sparse")]
+        assert counts[0]
+        assert counts[1]
+        multipliers.append(f"{level} sparse {counts[0] / counts[1]:.1f}x")
+    return sorted(multipliers)
+
+
+def test_the_only_dense_model_of_the_same_shape(place: Path) -> None:
+    in_csv, shown = run(write_study(place, circuit=LEVELS), place / "out")
+    assert in_csv == shown == expected(place / "out", "dense")
+
+
+def test_every_point_of_a_grid_is_compared_with_the_same_point(place: Path) -> None:
+    in_csv, shown = run(write_study(place, circuit="seed = [0, 3]\nthreshold = [0.9, 0.5]"), place / "out")
+    assert in_csv == shown
+    assert len(in_csv) == 4
+
+
+def test_the_dense_model_that_the_study_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved in the run. If the file names it later, nothing is run again, and both tables change."""
+    file = write_study(place, circuit=LEVELS, models='twin = { load = "dense", bias = 0.5 }\nthird = "dense"')
+    text = file.read_text()
+    assert run(file, place / "out") == ([], [])  # two dense models, and neither name is in the name of the sparse one
+    monkeypatch.setattr(study_jobs, "find_circuit", None)  # running a circuit would fail
+    for dense in ("third", "twin"):
+        file.write_text(text.replace('"sparse"', f'{{ load = "sparse", dense = "{dense}" }}', 1))
+        in_csv, shown = run(file, place / "out")
+        assert in_csv == shown == expected(place / "out", dense)
+        result = json.loads((place / "out" / "cells" / "heads-induction-sparse" / "result.json").read_text())
+        assert result["dense"] == dense
+
+
+def test_a_cell_saves_its_dense_model(place: Path) -> None:
+    file = write_study(place)
+    file.write_text(file.read_text().replace('"sparse"', '{ load = "sparse", dense = "dense" }', 1))
+    in_csv, shown = run(file, place / "out")
+    assert in_csv == shown
+    assert load_circuit(place / "out" / "cells" / "heads-induction-sparse").dense == "dense"
+    assert load_circuit(place / "out" / "cells" / "heads-induction-dense").dense is None
+
+
+def test_of_several_sparse_models_only_the_named_one_is_compared(place: Path) -> None:
+    # The study names the dense model of "student"; for the other gated models, no rule decides.
+    student = 'student = { load = "sparse", dense = "teacher" }'
+    models = f'teacher = "dense"\n{student}\nother = {{ load = "dense", bias = 0.3 }}'
+    file = write_study(place, circuit=f'{LEVELS}\nranking = ["absolute", "signed"]', models=models)
+    for name in ("teacher", "dense"):  # a study may name another model later
+        file.write_text(file.read_text().replace(student, student.replace("teacher", name)))
+        summary = run_study(read_study(file), place / "out")
+        with (place / "out" / "summary.csv").open(newline="") as table:
+            stated = {line["cell"]: line["multiplier"] for line in csv.DictReader(table) if line["multiplier"]}
+        groups = summarise(read_runs([place / "out" / "cells"]).circuits)
+        entries = [entry for group in groups for entry in group.entries]
+        shown = {entry.run.folder.name: f"{entry.multiplier:.6g}" for entry in entries if entry.multiplier}
+        assert stated == shown
+        assert len(stated) == 4  # two levels and two rankings
+        assert {comparison.dense for comparison in summary.multipliers} == {name}
+
+
+@pytest.mark.parametrize("name", ["heads-kept-smollm2", "edges-kept-smollm2", "head-ablation-smollm2"])
+def test_summaries_of_version_0_1_can_be_read(name: str) -> None:
+    record = read_record(ROOT / "results" / name / "summary.json", SummaryRecord)
+    assert record.schema_version == 1
+    assert record.done == len(record.cells) > 0
+    with (ROOT / "results" / name / "summary.csv").open() as opened:
+        assert [line["cell"] for line in csv.DictReader(opened)] == [cell.cell for cell in record.cells]
