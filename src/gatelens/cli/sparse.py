@@ -100,8 +100,8 @@ def _dense_of(model: str, load: Loader) -> Model | None:
         return load(base)
     except GatelensError as error:
         print(
-            f"gatelens: {model} is compared with itself without gates, because {base}, which it was made from, cannot be "
-            f"loaded: {error}",
+            f"gatelens: {model} is compared with itself without gates, because {base}, which it was made from, cannot "
+            f"be loaded: {error}",
             file=sys.stderr,
         )
         return None

@@ -131,10 +131,9 @@ class StudyFolder:
 
     def last_change(self, cells: Sequence[Cell]) -> float:
         """When the state or the result of any of these cells last changed, in seconds since 1970."""
-        results = (self.run_folder(cell) / RESULT for cell in cells)
-        return max(
-            [self.outcome(cell).ended or 0 for cell in cells] + [p.stat().st_mtime for p in results if p.exists()]
-        )
+        ended = [self.outcome(cell).ended or 0 for cell in cells]
+        results = [self.run_folder(cell) / RESULT for cell in cells]
+        return max(ended + [result.stat().st_mtime for result in results if result.exists()])
 
     def _state(self, cell: Cell) -> Path:
         return self.out / "state" / f"{cell.name}.json"
