@@ -1,8 +1,8 @@
-"""What the site's build adds to the pages: formulas as MathML, and tables of settings and commands from the code.
+"""Hooks of the site's build: formulas become MathML, and tables of settings and commands are made from the code.
 
-Formulas are written as code hosting sites have them, in a fence called ``math`` or as ``$`...`$``, and become MathML,
-which browsers draw by themselves: no script, no font, no network. ``<!-- settings: module:Class -->`` and
-``<!-- commands -->`` become tables of what the code has, so that the reference cannot fall behind it.
+Formulas are written in a fence called ``math`` or as ``$`...`$``. They become MathML, which browsers draw without
+scripts, fonts or network access. ``<!-- settings: module:Class -->`` and ``<!-- commands -->`` become tables that are
+read from the code, so that the reference is always up to date.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _SETTINGS = re.compile(r"<!-- settings: (\S+) -->")
 _PLACE = re.compile(r"(<p>)?@@formula-(\d+)@@(</p>)?")
 _ROLE = re.compile(r":(?:func|class|meth|mod|attr):(?=<code>)")
 
-_formulas: list[str] = []  # kept out of Markdown's hands, which would read * and _ in them
+_formulas: list[str] = []  # Markdown would interpret * and _ in them, so pages have placeholders meanwhile
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take formulas and instructions for the tests out, and put tables in."""
+    """Replace formulas by placeholders, remove instructions for the tests, and insert tables."""
     markdown = _TEST.sub("", markdown)
-    markdown = _BLOCK.sub(lambda found: f"\n{_keep(found[1], 'block')}\n", markdown)
-    markdown = _INLINE.sub(lambda found: _keep(found[1], "inline"), markdown)
-    markdown = _SETTINGS.sub(lambda found: settings_table(found[1]), markdown)
+    markdown = _BLOCK.sub(lambda match: f"\n{_keep(match[1], 'block')}\n", markdown)
+    markdown = _INLINE.sub(lambda match: _keep(match[1], "inline"), markdown)
+    markdown = _SETTINGS.sub(lambda match: settings_table(match[1]), markdown)
     return markdown.replace("<!-- commands -->", commands()) if "<!-- commands -->" in markdown else markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Put formulas back; docstrings name functions by roles, of which the name is enough."""
+    """Insert the formulas, and show Sphinx roles in docstrings as the name alone."""
     return _ROLE.sub("", _PLACE.sub(_formula, html))
 
 
@@ -42,8 +42,8 @@ def _keep(formula: str, display: str) -> str:
     return f"@@formula-{len(_formulas) - 1}@@"
 
 
-def _formula(found: re.Match[str]) -> str:
-    before, number, after = found.groups()
+def _formula(match: re.Match[str]) -> str:
+    before, number, after = match.groups()
     mathml = _formulas[int(number)]
     if before and after and 'display="block"' in mathml:
         return f'<div class="formula">{mathml}</div>'
@@ -51,7 +51,7 @@ def _formula(found: re.Match[str]) -> str:
 
 
 def settings_table(where: str) -> str:
-    """Fields, defaults and meanings of a settings class, ``module:Class``."""
+    """The fields of a settings class, ``module:Class``, with defaults and meanings."""
     from gatelens.runtime.settings import setting_fields
 
     module, name = where.split(":")
@@ -64,7 +64,7 @@ def settings_table(where: str) -> str:
 
 
 def commands() -> str:
-    """A section for each subcommand: what it does, its arguments and options."""
+    """A section for each subcommand with its help, arguments and options."""
     import typer
 
     from gatelens import cli
@@ -95,11 +95,11 @@ def _flags(option: Any) -> str:
 
 
 def _shown(option: Any) -> str:
-    return "needed" if option.required else _default(option.default)
+    return "required" if option.required else _default(option.default)
 
 
 def _default(value: Any) -> str:
-    """A default as code; nothing where there is none."""
+    """A default value as code; empty if there is none."""
     return "" if value in (None, "", (), [], ...) or callable(value) else f"`{value}`"
 
 
