@@ -2,7 +2,7 @@
 
 
 class GatelensError(Exception):
-    """A mistake the user can mend: one sentence that says what was asked, what exists and what to do.
+    """A mistake that the user can correct: one sentence that says what was asked, what exists and what to do.
 
     The command line prints it without a traceback and ends with exit code 2.
     """

@@ -25,7 +25,7 @@ class Norm:
 
     @property
     def part(self) -> nn.Module:
-        """The module, where the family is known to have one."""
+        """The module, for norms that exist in every family, such as the final norm."""
         assert self.module is not None
         return self.module
 

@@ -185,7 +185,7 @@ def describe(hf: nn.Module) -> Anatomy:
     layers = _part(hf, family.layers)
     if not list(layers.children()):
         raise GatelensError(
-            "this model has no layers, because its config.json has num_hidden_layers 0: give a model with at least one."
+            "this model has no layers (num_hidden_layers is 0 in its config.json): give a model with layers."
         )
     n_heads = config.num_attention_heads
     width = config.hidden_size
@@ -227,8 +227,9 @@ def _part(root: nn.Module, path: str) -> nn.Module:
         return reduce(getattr, path.split("."), root)
     except AttributeError as error:
         raise GatelensError(
-            f"{type(root).__name__} has no part '{path}', although the description of its family says so: the "
-            "installed transformers has another layout; correct the entry in FAMILIES of gatelens/model/families.py."
+            f"{type(root).__name__} has no part '{path}', which the description of its family names: the installed "
+            "version of transformers lays out this model differently. Correct the entry in FAMILIES of "
+            "gatelens/model/families.py."
         ) from error
 
 

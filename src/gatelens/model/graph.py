@@ -1,9 +1,9 @@
 """The component graph: which component's output can reach which component's input.
 
 Sources are the embedding, every head and every MLP. Destinations are the q, k and v input of every head, the input of
-every MLP, and the logits. Both are numbered in the order in which the model computes them, so a destination reads
-exactly the sources below some number. With grouped-query attention the k and v inputs belong to the key-value head.
-Biases do not belong to an edge.
+every MLP, and the logits. Both are numbered in the order in which the model computes them, so the sources that
+a destination reads are exactly those below some number. With grouped-query attention the k and v inputs belong to the
+key-value head. Biases do not belong to an edge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Graph:
         n_heads: query heads in each layer.
         n_kv_heads: key-value heads in each layer.
         parallel: True if attention and MLP of a layer read the same stream.
-        coupled: True if a norm follows the output projection, so that each head of a layer scales the others.
+        coupled: True if a norm follows the output projection, so that the output of each head changes the scale of the
+            other heads of its layer.
 
     Example:
         >>> Graph(12, 12, 12).n_edges  # GPT-2 small
@@ -132,8 +133,8 @@ class Graph:
             inputs = (circuits[:, :, self.attention_inputs(layer)] & reached[:, :, None]).any(1)
             reached[:, self.heads(layer)] = self._heads_of_inputs(inputs)
             reached[:, self.mlp(layer)] = (circuits[:, :, self.mlp_input(layer)] & reached).any(1)
-        # 2. Backwards: the destinations that reach the logits. The MLP of a parallel block does not read its heads, so
-        # that one order is right for both kinds of block.
+        # 2. Backwards: the destinations that reach the logits. This order is also right for parallel blocks, whose MLP
+        # does not read the heads of its layer.
         useful = torch.zeros(len(circuits), self.n_destinations, dtype=torch.bool, device=circuits.device)
         useful[:, self.logits] = True
         for layer in reversed(range(self.n_layers)):
@@ -143,7 +144,7 @@ class Graph:
         return circuits & reached[:, :, None] & useful[:, None, :]
 
     def _heads_of_inputs(self, inputs: Tensor) -> Tensor:
-        """The heads of which any input is set: (row, q k v inputs) -> (row, head)."""
+        """Which heads have at least one input that is set: (row, q k v inputs) -> (row, head)."""
         if self.coupled:
             return inputs.any(1, keepdim=True)
         q, k, v = inputs.split([self.n_heads, self.n_kv_heads, self.n_kv_heads], 1)
@@ -151,7 +152,7 @@ class Graph:
         return q | (k | v).repeat_interleave(group, 1)
 
     def _inputs_of_heads(self, heads: Tensor) -> Tensor:
-        """The inputs of which any head is set: (row, head) -> (row, q k v inputs)."""
+        """Which inputs belong to at least one head that is set: (row, head) -> (row, q k v inputs)."""
         if self.coupled:
             return heads.any(1, keepdim=True)
         shared = heads.unflatten(1, (self.n_kv_heads, -1)).any(2)

@@ -1,4 +1,4 @@
-"""What a long job needs: its folder, atomic files, kept pieces, checkpoints, processes, settings and versions.
+"""What a long job needs: a run folder, atomic files, saved pieces, checkpoints, processes, settings and versions.
 
 Nothing here knows about models or gates.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints of a long run: each is complete or absent, and the last two are kept.
+"""Checkpoints of a long run. Each is either complete or absent, and the last two are kept.
 
 A checkpoint is written under a hidden name and then renamed, so that a process that is killed at any moment, or a full
 disk, leaves the earlier checkpoints unchanged.
@@ -39,12 +39,17 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def last(self) -> Path | None:
-        """The folder of the newest checkpoint."""
+        """The folder of the newest checkpoint, or None if there is no checkpoint."""
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
     def write(self, step: int, save: Callable[[Path], None]) -> None:
-        """Let every process save its part into a new folder, then make that folder the newest checkpoint."""
+        """Let every process save its part into a new folder, then make that folder the newest checkpoint.
+
+        Arguments:
+            step: how many steps the run has made.
+            save: writes the part of this process into the folder that it is given.
+        """
         unfinished = self.folder / f".step-{step:06d}.part"
         try:
             if self.main:
@@ -54,8 +59,9 @@ class Checkpoints:
             save(unfinished)
             self.wait()
             if self.main:
-                for unreadable in [other for other in self.steps() if other >= step]:
-                    shutil.rmtree(self.path(unreadable), ignore_errors=True)
+                # Later checkpoints exist only if the run could not read them and resumed from an earlier one.
+                for later in [other for other in self.steps() if other >= step]:
+                    shutil.rmtree(self.path(later), ignore_errors=True)
                 unfinished.rename(self.path(step))
                 for old in self.steps()[:-KEPT]:
                     shutil.rmtree(self.path(old), ignore_errors=True)

@@ -1,7 +1,7 @@
-"""How a computation may run: its memory budget, where its finished pieces are kept, and whom it tells about progress.
+"""How a computation may run: its memory budget, where it saves finished pieces, and how it reports progress.
 
 Every function that does long work takes one `Context` and hands it down. Settings say what is computed; the context
-changes no number.
+does not change any number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Context:
 
     Arguments:
         memory_gb: budget for activations and gates, in GB, besides the model itself. Batches are cut so that they fit.
-        journal: keeps finished pieces of work so that a killed run resumes; by default nothing is kept.
+        journal: saves finished pieces of work so that a killed run can resume; by default nothing is saved.
     """
 
     memory_gb: float = MEMORY_GB
@@ -43,11 +43,15 @@ class Context:
 
     @classmethod
     def in_folder(cls, folder: Path, memory_gb: float = MEMORY_GB, progress: Progress | None = None) -> Context:
-        """A context that keeps its pieces in a folder."""
+        """A context that saves its finished pieces in a folder and reports progress."""
         return cls(memory_gb, Journal(folder, progress))
 
     def fits(self, numbers: int) -> int:
-        """How many items of this many float32 numbers fit into the memory budget; at least one."""
+        """How many items fit into the memory budget, at least one.
+
+        Arguments:
+            numbers: how many float32 numbers one item holds.
+        """
         if math.isinf(self.memory_gb):
             return sys.maxsize
         return max(1, int(self.memory_gb * 1e9 // (4 * max(1, numbers))))
@@ -57,7 +61,7 @@ class Context:
         return replace(self, memory_gb=memory_gb)
 
     def part(self, name: str) -> Context:
-        """A context for one part of the work. Its pieces have the name of the part before their own."""
+        """A context for one part of the work. The names of its pieces begin with the name of the part."""
         return replace(self, journal=self.journal.part(name))
 
     def begin(self, title: str, total: int) -> None:
@@ -65,7 +69,7 @@ class Context:
         self.journal.begin(title, total)
 
     def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        """The piece of work with this name: read from the journal if it is there, otherwise computed and kept."""
+        """The piece of work with this name: read from the journal if it is there, otherwise computed and saved."""
         return self.journal.piece(name, compute, shape)
 
 

@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents. An error says what is in the way."""
+    """Create a folder and its parents. Raise an error if a file has this name or if the folder cannot be written."""
     if path.exists() and not path.is_dir():
         raise GatelensError(f"{path} is a file: give a folder, or a name that does not exist yet.")
     try:
@@ -53,7 +53,7 @@ def write_folder(path: Path, write: Callable[[Path], None], *, replace: bool = F
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    folder = temporary / path.name  # mkdtemp makes a folder that only its owner may read; this one is as usual
+    folder = temporary / path.name  # mkdtemp makes a folder that only its owner may read
     try:
         folder.mkdir()
         write(folder)
@@ -107,7 +107,7 @@ def write_csv(path: Path, header: Sequence[str], records: Iterable[Sequence[Any]
 
 
 def read_numbers(path: Path) -> tuple[list[str], list[dict[str, float]]]:
-    """The numbers of a CSV file to which a run appends lines.
+    """Read the numbers of a CSV file to which a run appends lines.
 
     A line that a killed run left incomplete is skipped.
 

@@ -1,9 +1,9 @@
-"""Work in pieces: each finished piece is kept, so that a killed run resumes where it was.
+"""Work in pieces: each finished piece is saved, so that a killed run resumes where it stopped.
 
 A method asks its journal for every piece by name. The journal computes the piece, or reads it from the folder where an
-earlier run left it. Numbers are stored exactly, so both ways end with the same results. Work that proceeds step by step
-keeps its latest state instead, in one file: a kill leaves the old state or the new one. Without a folder nothing is
-    kept.
+earlier run left it. Numbers are stored exactly, so both ways give the same results. Work that proceeds step by step
+saves its latest state instead, in one file: a kill leaves either the old state or the new one. Without a folder nothing
+is saved.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Progress = Callable[[str, int, int], None]
 
 
 class Clock:
-    """How long a run takes, including earlier starts; a killed start counts up to its last piece or step.
+    """Measures how long a run takes, including earlier starts. A killed start counts up to its last piece or step.
 
     Arguments:
         folder: the folder of the pieces.
-        progress: is told everything that the clock is told. Give the clock to journals as their progress.
+        progress: is called whenever the clock is called. Pass the clock to journals as their ``progress``.
     """
 
     def __init__(self, folder: Path | None = None, progress: Progress | None = None) -> None:
@@ -38,6 +38,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """How long the run took so far."""
         return time.monotonic() - self._start
 
     def __call__(self, title: str, done: int, total: int) -> None:
@@ -59,9 +60,9 @@ class Journal:
     """The pieces of one run.
 
     Arguments:
-        folder: where the pieces are kept; None keeps nothing.
-        progress: is told about every piece.
-        prefix: stands before the name of every piece.
+        folder: where the pieces are saved; None saves nothing.
+        progress: is called after every piece.
+        prefix: the start of the name of every piece.
     """
 
     def __init__(self, folder: Path | None = None, progress: Progress | None = None, prefix: str = "") -> None:
@@ -84,10 +85,11 @@ class Journal:
             self.progress(f"{self.prefix}{self.title}", self.done, self.total)
 
     def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        """The piece with this name: read from the folder if it is there, otherwise computed and kept.
+        """The piece with this name: read from the folder if it is there, otherwise computed and saved.
 
         Arguments:
-            shape: if given, a kept piece of another shape is computed again.
+            compute: computes the piece.
+            shape: if given, a saved piece of another shape is computed again.
         """
         value = None if self.folder is None else _read(self._path(name)).get("piece")
         if value is None or shape not in (None, tuple(value.shape)):
@@ -97,14 +99,14 @@ class Journal:
         return value
 
     def kept(self, start: str) -> list[dict[str, Tensor]]:
-        """Everything that is kept under names with this start, including what other processes kept."""
+        """All saved tensors whose names begin with ``start``, including those that other processes saved."""
         if self.folder is None or not self.folder.is_dir():
             return []
         paths = sorted(path for path in self.folder.iterdir() if path.suffix == ".safetensors")
         return [_read(path) for path in paths if path.name.startswith(f"{self.prefix}{start}")]
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep these tensors under this name and replace what was there."""
+        """Save these tensors under this name. Tensors that were saved under it before are replaced."""
         if self.folder is None:
             return
         try:

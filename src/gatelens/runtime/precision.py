@@ -18,7 +18,8 @@ def widen(x: Tensor) -> Tensor:
 def use_bfloat16(device: torch.device, asked: bool) -> bool:
     """Whether to run matrix products in bfloat16.
 
-    On a CPU that has to emulate bfloat16 the answer is no, with a warning: float32 is faster there.
+    A CPU without bfloat16 instructions would emulate them, which is slower than float32. There this warns and returns
+    False.
 
     Arguments:
         asked: whether the user asked for bfloat16.

@@ -1,7 +1,7 @@
 """Several processes that work on one run (``accelerate launch``): each does its share, and all get the whole result.
 
-The work is a list of items, such as seeds. Every process must call the same functions in the same order; a process that
-leaves out a call leaves the others waiting for it.
+The work is a list of items, such as seeds. Every process must call the same functions in the same order: if one
+process leaves out a call, the others wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 
-_TIMEOUT = timedelta(days=30)  # a process may have more items than another, and an item takes hours
+_TIMEOUT = timedelta(days=30)  # a process may have more items than another, and an item may take hours
 
 
 def n_processes() -> int:
@@ -62,7 +62,7 @@ class Processes:
         return f"{self.index}-of-{self.count}"
 
     def share(self, n: int) -> list[int]:
-        """Which of n items this process works on: all of them if it is alone, none if there are too few."""
+        """Which of n items this process works on. It may be none of them if there are more processes than items."""
         return list(range(n))[self.index :: self.count]
 
     def gather(self, own: Tensor, n: int) -> Tensor:
@@ -90,7 +90,7 @@ class Processes:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process runs the block before all others do."""
+        """Run the block in the main process first, and then in all others."""
         if not is_main():
             self.wait()
         yield

@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Record)
 
 
 def read_record(path: Path, cls: type[R]) -> R:
-    """The record in a JSON file; an error names the file, the key and what is wrong."""
+    """Read and check the record in a JSON file. An error names the file, the key and what is wrong."""
     data = read_json(path)
     if isinstance(version := data.get("schema_version", 1), int) and version > SCHEMA_VERSION:
         raise GatelensError(

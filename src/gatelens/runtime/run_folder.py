@@ -1,8 +1,7 @@
 """The folder of one run, from which a killed run resumes.
 
-``asked.json``    what was asked, with the fingerprints of model and task. It is written first, and a folder is only
-ever
-                  resumed by the same request.
+``asked.json``    what was asked, with the fingerprints of model and task. It is written first. Only the same request
+                  can resume the folder.
 ``pieces/``       finished pieces of work; removed at the end.
 ``.lock``         held by the process that works in the folder; the operating system releases it when that process ends.
 ``result.json``   the summary. It is written last: a folder that has it is complete.
@@ -44,7 +43,7 @@ def request(kind: str, model: Mapping[str, Any], settings: Settings, **tasks: An
 
 
 class RunFolder:
-    """Claims a folder for one request, holds its lock, keeps its pieces and clock, and finishes it.
+    """Claims a folder for one request, holds its lock, holds its pieces and clock, and finishes it.
 
     Example:
         with RunFolder(out, request("circuit", model.identity(), settings, task=task.spec()), progress) as run:
@@ -53,13 +52,13 @@ class RunFolder:
             scores = attribute(HEADS, model, task, context=run.context())
             run.finish({"count": 12})
 
-    Without a folder (``out=None``) nothing is kept, and the same code runs.
+    Without a folder (``out=None``) the same code runs, and nothing is saved.
 
     Arguments:
         out: the folder, or None.
-        asked: the request (`request`). A folder that holds another request's work is refused, so that two runs never
-            mix.
-        progress: is told about every finished piece.
+        asked: the request (`request`). A folder that holds the work of another request raises an error, so that two
+            runs never mix.
+        progress: is called after every finished piece.
         processes: all processes of this run, if there are several. The main one claims the folder and writes to it.
     """
 
@@ -158,17 +157,24 @@ def refuse_other_files(folder: Path, kind: str) -> None:
 
 
 def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise an error that names the first difference if a folder was made for another request."""
+    """Raise an error that names the first difference if a folder was made for another request.
+
+    Arguments:
+        folder: the run folder.
+        saved: the request that the folder was made for.
+        asked: the request that is made now.
+    """
     for key in sorted({*asked, *saved}):
         if asked.get(key) != saved.get(key):
             raise GatelensError(
                 f"{folder} holds a run with {key} {_difference(saved.get(key), asked.get(key))}, not "
-                f"{_difference(asked.get(key), saved.get(key))}: ask for the same to resume it, or give another folder."
+                f"{_difference(asked.get(key), saved.get(key))}: repeat the first request to resume "
+                "it, or give another folder."
             )
 
 
 def _difference(value: Any, other: Any) -> str:
-    """A value for a message. Of two mappings only the entries that differ are shown."""
+    """A value for an error message. If both values are mappings, only the entries that differ are shown."""
     if isinstance(value, dict) and isinstance(other, dict):
         value = {key: value[key] for key in value if value[key] != other.get(key)}
     return str(value)

@@ -29,7 +29,7 @@ class Settings(BaseModel):
         class MySettings(Settings):
             steps: int = Field(default=5, ge=1, description="points of the path")
 
-        MySettings(steps=0)  # GatelensError: steps is 0: it must be greater than or equal to 1.
+        MySettings(steps=0)  # GatelensError: steps is 0: it must be at least 1.
     """
 
     model_config = ConfigDict(
@@ -42,8 +42,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise GatelensError(explain(error, type(self))) from None
 
-    # Tells pydantic that nested settings need not pass through this __init__, so that errors keep the path to their
-    # key.
+    # Tells pydantic not to call this __init__ for nested settings, so that their errors keep the path to the key.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @model_validator(mode="before")
@@ -135,7 +134,14 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "") -> str:
-    """One sentence about a name that does not exist, with the nearest one that does."""
+    """An error message about a name that does not exist: it gives the nearest name and all names.
+
+    Arguments:
+        kind: what the name should be, such as "level".
+        name: the name that was asked for.
+        known: the names that exist.
+        where: text before the message, for example the path of a file.
+    """
     names = list(known)
     close = difflib.get_close_matches(str(name), names, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
