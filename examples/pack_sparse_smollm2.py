@@ -79,7 +79,7 @@ def trade_off(sparse: Model, dense: Model, sequences: int) -> None:
         writer.writerow(["text", "bias shift", "open", "above dense", "kl"])
         for shift in SHIFTS:
             make_sparse(sparse.hf, trained + shift)
-            judged = evaluate(sparse, list(HELD_OUT), dense, length=256, most=sequences, skip=LOOKED_AT)
+            judged = evaluate(sparse, list(HELD_OUT), dense, length=256, n_sequences=sequences, skip=LOOKED_AT)
             for text, judgement in judged.items():
                 numbers = (judgement.open_share, judgement.above_dense, judgement.kl)
                 writer.writerow([text, shift, *(f"{number:.5f}" for number in numbers)])
@@ -91,7 +91,7 @@ def main(sequences: int = 64) -> None:
     steps = pack()
     dense = gatelens.load("smollm2")
     sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
-    judged = evaluate(sparse, list(HELD_OUT), dense, length=256, most=sequences, skip=LOOKED_AT)
+    judged = evaluate(sparse, list(HELD_OUT), dense, length=256, n_sequences=sequences, skip=LOOKED_AT)
     texts = dict.fromkeys(Path(text).name for stage in range(len(steps)) for text in text_of(stage + 1))
     card = write_card(dense, list(texts), STAGES[len(steps) - 1], sum(steps), judged)
     card += f"\n| task, {PROMPTS} prompts | dense | sparse |\n|---|---|---|\n"

@@ -248,7 +248,7 @@ def test_an_adapter_becomes_full_weights(
     assert Path("full/README.md").read_text() == Path("adapter/README.md").read_text()
     for arguments, message in (
         (["adapter", "--out", "full"], "full exists already"),
-        (["adapter", "--out", "new", "--bias", "0.0"], "give --out alone"),
+        (["adapter", "--out", "new", "--bias", "0.0"], "give no option except --out"),
         (["full", "--out", "new"], "there is no file full: give the path of a checkpoint (final.pth), or an adapter"),
     ):
         assert run(monkeypatch, "convert", *arguments) == 2

@@ -213,7 +213,7 @@ def test_the_result_opens_everywhere(family: str, weights: Any, text: Path, tmp_
     assert torch.equal(logits(gatelens.load(tmp_path / "run").hf, prompts()), right)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "run"), prompts()), right)
     card = (tmp_path / "run" / "README.md").read_text()
-    found = evaluate(sparse, other, model, length=8, most=8)["other"]
+    found = evaluate(sparse, other, model, length=8, n_sequences=8)["other"]
     losses = f"{found.sparse_loss:.4f} | {found.above_dense:+.4f} | {found.kl:.4f}"
     assert f"{losses} | {found.keys_per_query:.2f} | {100 * found.open_share:.2f} %" in card
     assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 4
@@ -421,7 +421,7 @@ def test_what_cannot_be_trained(llama: Model, text: Path, tmp_path: Path) -> Non
 def test_evaluate_counts_edges(llama: Model, text: Path) -> None:
     sparse = copy.deepcopy(llama)
     make_sparse(sparse.hf, torch.linspace(-2, 2, 12).view(3, 4))
-    found = evaluate(sparse, text, length=8, most=5, skip=1, batch=2)["words"]
+    found = evaluate(sparse, text, length=8, n_sequences=5, skip=1, batch=2)["words"]
     tokens = sequences(llama.tokenizer, text, 8)[1:6]
     with record_open(sparse.hf, edges=True) as record:
         ours = logits(sparse.hf, tokens)

@@ -107,7 +107,7 @@ def test_a_finished_schedule_stays_at_its_end(
         sparse = sparsify(base, text, settings, out=tmp_path, held_out=held)
         assert gate_biases(sparse.hf).unique().tolist() == [-1.0]
         assert gate_biases(load(tmp_path).hf).unique().tolist() == [-1.0]
-    judgement = evaluate(sparse, held, base, length=8, most=8)["words"]
+    judgement = evaluate(sparse, held, base, length=8, n_sequences=8)["words"]
     assert Log(tmp_path, 3, name="judged").records[-1]["words open"] == pytest.approx(judgement.open_share, rel=1e-5)
 
 
@@ -228,7 +228,7 @@ def test_the_card_is_of_what_is_written(base: Model, text: Path, held: Path, tmp
     narrow = gatelens.load(base.source, dtype=torch.bfloat16, check=False)
     sparsify(narrow, text, SparsifySettings(steps=2, **FAST), out=tmp_path, held_out=held)
     written = gatelens.load(tmp_path, dtype=torch.bfloat16, check=False)
-    judgement = evaluate(written, held, narrow, length=8, most=8)["words"]
+    judgement = evaluate(written, held, narrow, length=8, n_sequences=8)["words"]
     numbers = f"{judgement.sparse_loss:.4f} | {judgement.above_dense:+.4f} | {judgement.kl:.4f} "
     numbers += f"| {judgement.keys_per_query:.2f} | {100 * judgement.open_share:.2f} %"
     assert numbers in (tmp_path / "README.md").read_text()

@@ -107,7 +107,7 @@ def test_held_out_text_that_is_trained_on(here: Path, tmp_path: Path) -> None:
 
 
 def test_without_held_out_text_the_card_shows_what_was_trained_on(here: Path) -> None:
-    found = evaluate(gatelens.load("adapter"), "words.txt", gatelens.load("dense"), length=8, most=8)["words"]
+    found = evaluate(gatelens.load("adapter"), "words.txt", gatelens.load("dense"), length=8, n_sequences=8)["words"]
     row = f"| words (trained on) | 8 x 8 | {found.dense_loss:.4f} | {found.sparse_loss:.4f} |"
     assert row in (here / "adapter" / "README.md").read_text()
 
@@ -145,7 +145,7 @@ def test_every_number_is_printed(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In 80 columns, against losses of transformers and edges counted one by one, of sequences 2, 3 and 4."""
-    asked = ["evaluate", "adapter", "--text", "words.txt", "--length", "8", "--most", "3", "--skip", "1"]
+    asked = ["evaluate", "adapter", "--text", "words.txt", "--length", "8", "--sequences", "3", "--skip", "1"]
     assert run(monkeypatch, *asked, "--out", str(tmp_path / "all.json")) == 0
     said = capsys.readouterr().out
     assert "…" not in said
@@ -186,7 +186,7 @@ def test_a_model_that_does_not_tell_its_base(
     (here / "moved" / "adapter.json").write_text('{"base": "/nowhere/base", "scale": 2}')
     capsys.readouterr()
     for name, note in (("alone", ""), ("moved", "because /nowhere/base, which it was made from, cannot be loaded")):
-        assert run(monkeypatch, "evaluate", name, "--text", "words.txt", "--length", "8", "--most", "1") == 0
+        assert run(monkeypatch, "evaluate", name, "--text", "words.txt", "--length", "8", "--sequences", "1") == 0
         said = capsys.readouterr()
         assert "without" in said.out
         assert "dense" not in said.out
@@ -224,7 +224,7 @@ def test_another_vocabulary(sparse: Model, here: Path) -> None:
     with pytest.raises(GatelensError, match="another vocabulary"):
         evaluate(sparse, "words.txt", Model("other", other.hf, words, other.anatomy), length=8)
     with pytest.raises(GatelensError, match="most should be at least 1"):
-        evaluate(sparse, "words.txt", length=8, most=0)
+        evaluate(sparse, "words.txt", length=8, n_sequences=0)
 
 
 def test_a_dense_model_of_a_shorter_context(sparse: Model, here: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_file_is_cut_into_sequences(tmp_path: Path) -> None:
     path.write_text(" ".join(WORDS))
     found = sequences(tokenizer(), path, 7)  # 30 words and an end: 31 tokens
     assert torch.equal(found, torch.arange(3, 31).view(4, 7))
-    assert sequences(tokenizer(), str(path), 7, most=2).shape == (2, 7)
+    assert sequences(tokenizer(), str(path), 7, n_sequences=2).shape == (2, 7)
 
 
 def test_documents_are_joined_by_an_end(tmp_path: Path) -> None:
@@ -76,7 +76,10 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     module.__spec__ = importlib.util.spec_from_loader("datasets", None)
     monkeypatch.setitem(sys.modules, "datasets", module)
-    assert sequences(tokenizer(), "wikitext:wikitext-2-raw-v1:test", 4, most=2).tolist() == [[3, 2, 4, 2], [5, 2, 6, 2]]
+    assert sequences(tokenizer(), "wikitext:wikitext-2-raw-v1:test", 4, n_sequences=2).tolist() == [
+        [3, 2, 4, 2],
+        [5, 2, 6, 2],
+    ]
     assert asked == [("wikitext", "wikitext-2-raw-v1", "test", True)]
     assert read == [3, 4, 5, 6]
     next(documents("someone/data"))

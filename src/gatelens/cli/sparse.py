@@ -59,7 +59,7 @@ def evaluate(
         typer.Option(help="the dense model to compare with; default: what it was made from, or no gates"),
     ] = None,
     length: Annotated[int, typer.Option(help="tokens in a sequence")] = 256,
-    most: Annotated[int, typer.Option(help="number of sequences of each text (0: all)")] = 64,
+    sequences: Annotated[int, typer.Option(help="number of sequences of each text (0: all)")] = 64,
     skip: Annotated[int, typer.Option(help="skip this many sequences at the beginning of each text")] = 0,
     out: Annotated[Path | None, typer.Option(help="also write all numbers to this JSON file")] = None,
     *,
@@ -76,7 +76,7 @@ def evaluate(
         raise GatelensError(f"there is no folder {out.parent} for {out.name}: create it, or give another --out.")
     sparse_model = load(model)
     dense_model = _dense_of(model, load) if dense is None else load(dense)
-    judged = judge(sparse_model, text, dense_model, length=length, most=most or None, skip=skip)
+    judged = judge(sparse_model, text, dense_model, length=length, n_sequences=sequences or None, skip=skip)
     console = Console()
     console.width = max(console.width, 80)  # a narrower terminal breaks lines, but no number is cut
     for table in judgement_tables(judged, dense_model is not None, console.width):

@@ -143,7 +143,7 @@ def patching_table(comparison: PatchingComparison) -> Table:
 
 
 def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width: int = 80) -> list[Table]:
-    """Loss and open edges on each text, then the share of open edges of every layer and head.
+    """Loss and open keys on each text, then the share of open edges of every layer and head.
 
     Arguments:
         dense: whether the model was compared with a dense model, or with itself without gates.
@@ -161,7 +161,13 @@ def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width:
         table.add_row(
             escape(name), f"{judgement.sequences} x {judgement.length}", *numbers, f"{judgement.open_share:.2%}"
         )
-    tables = [table]
+    sparsity = Table(
+        Column("text", overflow="fold"), "keys per query", "idle heads", "queries without a key", title="sparsity"
+    )
+    for name, judgement in judged.items():
+        shares = (f"{judgement.idle_share:.1%}", f"{judgement.without_key_share:.1%}")
+        sparsity.add_row(escape(name), f"{judgement.keys_per_query:.2f}", *shares)
+    tables = [table, sparsity]
     for name, judgement in judged.items():
         heads = range(judgement.opened.shape[1])
         fit = (width - 22) // 9  # beside the first two columns, each with a border and "100.0%"

@@ -14,21 +14,23 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 
-Source = str | Path
+TextSource = str | Path
 """A text file, a folder of text files, a JSON-lines file, or the name of a hub data set."""
 JSON_LINES = (".jsonl", ".ndjson")  # one document per line
 SUFFIXES = (".txt", ".md", ".rst", *JSON_LINES)
 PIECE = 100_000  # characters that are tokenized at a time
 
 
-def sequences(tokenizer: Any, source: Source, length: int, most: int | None = None) -> Int[Tensor, "sequence {length}"]:
+def sequences(
+    tokenizer: Any, source: TextSource, length: int, n_sequences: int | None = None
+) -> Int[Tensor, "sequence {length}"]:
     """The text of a source cut into sequences of equal length.
 
     Documents are joined, with an end-of-text token after each. An incomplete sequence at the end is dropped. A data set
     is streamed only as far as it is needed.
 
     Arguments:
-        most: the largest number of sequences; None reads the whole source.
+        n_sequences: the largest number of sequences; None reads the whole source.
     """
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens: list[int] = []
@@ -36,7 +38,7 @@ def sequences(tokenizer: Any, source: Source, length: int, most: int | None = No
         for piece in _pieces(document):
             tokens += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
         tokens += end
-        if most is not None and len(tokens) >= most * length:
+        if n_sequences is not None and len(tokens) >= n_sequences * length:
             break
     count = len(tokens) // length
     if count == 0:
@@ -44,10 +46,10 @@ def sequences(tokenizer: Any, source: Source, length: int, most: int | None = No
             f"the text {source} has {len(tokens)} tokens, less than one sequence of {length}: "
             "give more text or a smaller length."
         )
-    return torch.tensor(tokens[: count * length]).view(count, length)[:most]
+    return torch.tensor(tokens[: count * length]).view(count, length)[:n_sequences]
 
 
-def documents(source: Source) -> Iterator[str]:
+def documents(source: TextSource) -> Iterator[str]:
     """The documents of a source.
 
     A JSON-lines file and a data set have a document in the field `text` of each record. A data set is written as
@@ -61,7 +63,7 @@ def documents(source: Source) -> Iterator[str]:
             yield from _file_documents(path)
 
 
-def files(source: Source) -> list[Path] | None:
+def files(source: TextSource) -> list[Path] | None:
     """The files that a source is read from, or None for a hub data set, which is streamed."""
     path = Path(source)
     if path.is_dir():
@@ -78,7 +80,7 @@ def files(source: Source) -> list[Path] | None:
     return None
 
 
-def keep_apart(trained: Iterable[Source], held_out: Iterable[Source]) -> None:
+def keep_apart(trained: Iterable[TextSource], held_out: Iterable[TextSource]) -> None:
     """Raise an error if held-out text is trained on: the same file, by any path, or the same split of a data set."""
     seen = {part for source in trained for part in _parts(source)}
     for source in held_out:
@@ -88,7 +90,7 @@ def keep_apart(trained: Iterable[Source], held_out: Iterable[Source]) -> None:
             )
 
 
-def _parts(source: Source) -> list[str]:
+def _parts(source: TextSource) -> list[str]:
     """The files of a source, or the address of a data set."""
     paths = files(source)
     return [":".join(_address(str(source)))] if paths is None else [str(path.resolve()) for path in paths]

@@ -17,7 +17,7 @@ from gatelens.model import Model
 from gatelens.sparse.in_model import dense_attention, is_sparse
 from gatelens.sparse.recording import OpenRecord, record_open
 from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
-from gatelens.sparse.text import Source, sequences
+from gatelens.sparse.text import TextSource, sequences
 
 IDLE = 0.05  # a head with fewer open keys per query on a sequence is idle
 
@@ -91,11 +91,11 @@ class Judgement:
 
 def evaluate(
     model: Model,
-    text: Source | Sequence[Source],
+    text: TextSource | Sequence[TextSource],
     dense: Model | None = None,
     *,
     length: int = 256,
-    most: int | None = 64,
+    n_sequences: int | None = 64,
     skip: int = 0,
     batch: int = 2,
 ) -> dict[str, Judgement]:
@@ -104,7 +104,7 @@ def evaluate(
     Arguments:
         dense: what to compare with; by default the same weights without gates, which is not the model that the sparse
             one was made from.
-        most: number of sequences to read of each text, after the first `skip`; None reads all.
+        n_sequences: number of sequences to read of each text, after the first `skip`; None reads all.
 
     Returns:
         A judgement for each text, by the name of the text.
@@ -115,12 +115,12 @@ def evaluate(
     if dense is not None:
         _check_dense(dense, model)
         check_length(dense, length)
-    for name, value, least in (("most", most, 1), ("skip", skip, 0), ("batch", batch, 1)):
+    for name, value, least in (("n_sequences", n_sequences, 1), ("skip", skip, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise GatelensError(f"{name} should be at least {least}, not {value}.")
     judgements = {}
     for name, source in named(text).items():
-        tokens = sequences(model.tokenizer, source, length, None if most is None else skip + most)
+        tokens = sequences(model.tokenizer, source, length, None if n_sequences is None else skip + n_sequences)
         if len(tokens) <= skip:
             raise GatelensError(
                 f"the text {source} has {len(tokens)} sequences of {length} tokens, and {skip} are to be skipped: skip "
@@ -130,7 +130,7 @@ def evaluate(
     return judgements
 
 
-def named(text: Source | Sequence[Source]) -> dict[str, Source]:
+def named(text: TextSource | Sequence[TextSource]) -> dict[str, TextSource]:
     """Texts by the last part of their path, preceded by as many folders as it takes to make all names different."""
     sources = [text] if isinstance(text, str | Path) else list(dict.fromkeys(text))
     parts = [_path_parts(source) for source in sources]
@@ -144,7 +144,7 @@ def named(text: Source | Sequence[Source]) -> dict[str, Source]:
     return names
 
 
-def _path_parts(source: Source) -> tuple[str, ...]:
+def _path_parts(source: TextSource) -> tuple[str, ...]:
     """The folders of a text, and its name without the suffix."""
     path = Path(os.path.abspath(source)) if Path(source).exists() else Path(source)
     return (*path.parts[:-1], path.stem)

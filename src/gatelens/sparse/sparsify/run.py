@@ -51,18 +51,18 @@ from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import WEIGHTS, Training
 from gatelens.sparse.sparsify.judge import check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
-from gatelens.sparse.text import Source, files, keep_apart, sequences
+from gatelens.sparse.text import TextSource, files, keep_apart, sequences
 
 Tracker = Literal["tensorboard", "wandb"]
 
 
 def sparsify(
     model: Model,
-    text: Source | Sequence[Source],
+    text: TextSource | Sequence[TextSource],
     settings: SparsifySettings | None = None,
     out: str | Path | None = None,
     *,
-    held_out: Source | Sequence[Source] = (),
+    held_out: TextSource | Sequence[TextSource] = (),
     start: str | Path | None = None,
     track: Tracker | None = None,
     show: bool = False,
@@ -131,27 +131,30 @@ def sparsify(
 class _Texts:
     """All text of a run as tokens."""
 
-    sources: Sequence[Source]
+    sources: Sequence[TextSource]
     training: Int[Tensor, "sequence token"]
     held_out: dict[str, Tensor]  # (sequence, token) of each held-out text
     on_card: dict[str, Tensor]  # what the model card shows: held-out text, or the beginning of the training text
 
 
 def _read_texts(
-    model: Model, text: Source | Sequence[Source], held_out: Source | Sequence[Source], settings: SparsifySettings
+    model: Model,
+    text: TextSource | Sequence[TextSource],
+    held_out: TextSource | Sequence[TextSource],
+    settings: SparsifySettings,
 ) -> _Texts:
     sources = [text] if isinstance(text, str | Path) else list(text)
     check_length(model, settings.length)
     keep_apart(sources, named(held_out).values())
 
-    def read(source: Source, most: int | None) -> Tensor:
-        return sequences(model.tokenizer, source, settings.length, most)
+    def read(source: TextSource, n_sequences: int | None) -> Tensor:
+        return sequences(model.tokenizer, source, settings.length, n_sequences)
 
     # As much of a data set for any number of steps, so that a longer run reads the same text.
     training = {source: read(source, settings.streamed if files(source) is None else None) for source in sources}
-    most = settings.judge_sequences
-    held = {name: read(source, most) for name, source in named(held_out).items()}
-    trained_on = {f"{name} (trained on)": training[source][:most] for name, source in named(sources).items()}
+    n_sequences = settings.judge_sequences
+    held = {name: read(source, n_sequences) for name, source in named(held_out).items()}
+    trained_on = {f"{name} (trained on)": training[source][:n_sequences] for name, source in named(sources).items()}
     return _Texts(sources, torch.cat([training[source] for source in sources]), held, held or trained_on)
 
 
