@@ -159,10 +159,13 @@ def test_every_number_is_printed(
     edges = record.edges.sum((1, 3, 4)) / (3 * 36)  # (layer, head)
     assert len(edges.unique()) > HEADS  # so that no head can stand for another
 
-    first, *by_head = printed_tables(said)
+    first, sparsity, *by_head = printed_tables(said)
     numbers = [*losses, losses[1] - losses[0], kl, 100 * edges.mean().item()]
     assert first[0][:2] == ["words", "3 x 8"]
     assert [float(cell.strip("%")) for cell in first[0][2:]] == pytest.approx(numbers, abs=0.006)
+    keys = record.edges.sum(-1).float()  # open keys of every query: (layer, sequence, head, query)
+    idle, without_key = (keys.mean(-1) < 0.05).float().mean(), (keys == 0).float().mean()
+    assert sparsity == [["words", f"{keys.mean():.2f}", f"{idle:.1%}", f"{without_key:.1%}"]]
     for layer in range(2):
         rows = [table[layer] for table in by_head]
         assert {(row[0], row[1]) for row in rows} == {(str(layer), f"{edges[layer].mean():.2%}")}
@@ -201,7 +204,7 @@ def test_a_model_that_does_not_tell_its_base(
         (["--length", "0"], "from 2 to 64 tokens"),
         (["--length", "1"], "from 2 to 64 tokens, which is what adapter reads, not 1"),
         (["--length", "65"], "from 2 to 64 tokens"),
-        (["--most", "-1"], "most should be at least 1"),
+        (["--sequences", "-1"], "n_sequences should be at least 1"),
         (["--skip", "-1"], "skip should be at least 0"),
         (["--skip", "50"], "has 50 sequences of 8 tokens, and 50 are to be skipped"),
         (["--out", "nowhere/all.json"], "no folder nowhere"),
@@ -223,7 +226,7 @@ def test_another_vocabulary(sparse: Model, here: Path) -> None:
     words.add_tokens(["t100"])
     with pytest.raises(GatelensError, match="another vocabulary"):
         evaluate(sparse, "words.txt", Model("other", other.hf, words, other.anatomy), length=8)
-    with pytest.raises(GatelensError, match="most should be at least 1"):
+    with pytest.raises(GatelensError, match="n_sequences should be at least 1"):
         evaluate(sparse, "words.txt", length=8, n_sequences=0)
 
 
