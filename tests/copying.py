@@ -1,4 +1,7 @@
-"""Models whose heads have known roles, by hand or by training: two copy, one spoils that, the rest are idle."""
+"""Models whose heads have known roles: two heads copy a word, one undoes this, and the others do nothing.
+
+One model has weights set by hand, the other is trained.
+"""
 
 import random
 
@@ -17,11 +20,11 @@ COPIES, SPOILS = (Head(0, 0), Head(0, 1)), Head(0, 2)
 
 @torch.no_grad()
 def copying_model() -> Model:
-    """Reads ``x y SEPARATOR`` and answers ``x y``. Head 0 copies x, head 1 copies y, head 2 writes both away again."""
+    """Reads ``x y SEPARATOR`` and answers ``x y``. Head 0 copies x, head 1 copies y, and head 2 removes both again."""
     hf = _gpt2().requires_grad_(False)
     for name, weight in hf.named_parameters():
         weight.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
-    # Tokens and positions are unit vectors in rooms of their own, so that the norm scales all of them alike.
+    # Tokens and positions are unit vectors in separate dimensions, so that the norm scales all of them equally.
     hf.transformer.wte.weight[:, : WORDS + 1] = torch.eye(WORDS + 1)
     hf.transformer.wpe.weight[:, WORDS + 1 : WORDS + 1 + LENGTH] = torch.eye(LENGTH)
     for head, looks, strength in ((0, [(2, 0)], 0.35), (1, [(3, 1)], 0.35), (2, [(2, 0), (3, 1)], -0.35)):
@@ -30,9 +33,9 @@ def copying_model() -> Model:
 
 
 def trained_model(steps: int = 250) -> Model:
-    """The same answers, learned: head 0 learns to give x, head 1 to give y, each to say nothing of the other's word.
+    """A model that learns the same answers: head 0 learns to predict x and nothing of y, and head 1 the reverse.
 
-    All else is idle: its outputs are zero and stay so. Then head 2 is made to undo what head 0 learned.
+    The outputs of all other heads and of the MLPs stay zero. Then head 2 is set to undo what head 0 learned.
     """
     torch.manual_seed(0)
     hf = _gpt2()
@@ -41,19 +44,19 @@ def trained_model(steps: int = 250) -> Model:
         torch.nn.init.zeros_(weight).requires_grad_(False)
     out = hf.transformer.h[0].attn.c_proj.weight
     only = torch.zeros(2, WIDTH, 1)
-    only[0, :DIM], only[1, DIM : 2 * DIM] = 1.0, 1.0  # the rows of one head each
+    only[0, :DIM], only[1, DIM : 2 * DIM] = 1.0, 1.0  # the weights of one head each
     optimizer = torch.optim.Adam([weight for weight in hf.parameters() if weight.requires_grad], lr=3e-3)
     unknown = torch.full((WORDS + 1,), 1 / (WORDS + 1))
     for _ in range(steps):
         x, y = torch.rand(64, WORDS).topk(2).indices.unbind(1)
         tokens = torch.stack([x, y, torch.full_like(x, SEPARATOR), x], 1)
         loss = torch.zeros(())
-        for kept, says in ((only[0], (x, None)), (only[1], (None, y)), (only.sum(0), (x, y))):
-            masked = {"transformer.h.0.attn.c_proj.weight": out * kept}
+        for weights, targets in ((only[0], (x, None)), (only[1], (None, y)), (only.sum(0), (x, y))):
+            masked = {"transformer.h.0.attn.c_proj.weight": out * weights}
             logits = torch.func.functional_call(hf, masked, (tokens,)).logits[:, 2:4]
-            for place, word in enumerate(says):
+            for place, word in enumerate(targets):
                 wanted = unknown.expand(64, -1) if word is None else word
-                # Smoothed, so that it is never so sure of a word that half a gate would do.
+                # Without smoothing the model becomes so certain of a word that a half-open gate is enough.
                 smoothing = 0.0 if word is None else 0.5
                 loss = loss + torch.nn.functional.cross_entropy(logits[:, place], wanted, label_smoothing=smoothing)
         optimizer.zero_grad()
@@ -81,13 +84,13 @@ def _gpt2() -> GPT2LMHeadModel:
 
 
 def _copy_head(attention: torch.nn.Module, head: int, looks: list[tuple[int, int]], strength: float) -> None:
-    """At each query position look at one key position, and write that token, times the strength."""
+    """Set a head that attends from each query position to one key position and writes that token times the strength."""
     qkv, out = attention.c_attn.weight, attention.c_proj.weight
     start = head * DIM
     for channel, (query, key) in enumerate(looks):
         qkv[WORDS + 1 + query, start + channel] = 1.5
         qkv[WORDS + 1 + key, WIDTH + start + channel] = 1.5
-    # Wherever it has nothing to copy it looks at the separator, which it does not write.
+    # At all other positions it attends to the separator, which it does not write.
     attention.c_attn.bias[start + len(looks)] = 4.0
     qkv[WORDS + 1 + 2, WIDTH + start + len(looks)] = 1.5
     words = torch.arange(WORDS)

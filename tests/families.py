@@ -1,7 +1,7 @@
 """Tiny random models of every known family, small enough for every test.
 
-Nothing in them is trivial: norm weights and biases are random too, sliding windows are shorter than the prompts,
-clipping and soft-capping bite, and key-value heads are shared wherever the family allows it.
+They have no trivial parts: norm weights and biases are random too, sliding windows are shorter than the prompts,
+clipping and soft-capping have an effect, and key-value heads are shared wherever the family allows it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _config_class(name: str) -> Any:
 
 @torch.no_grad()
 def _randomise(hf: nn.Module, seed: int) -> None:
-    """Weights so large that every head matters; norm weights and biases scattered around where they start."""
+    """Make weights so large that every head matters, and add noise to norm weights and biases."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in hf.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""What messages and pages tell the user to install exists."""
+"""Every extra that a message or a page tells the user to install exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks for tiny models, models whose answers are known, and a plain transformer to hold edge gates against."""
+"""Tasks for tiny models, models whose answers are known, and a plain transformer as an oracle for edge gates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gatelens.tasks.tokens import Pair, PairTokens
 # Tasks
 
 
-def make_task(rows: list[tuple[list[int], list[int], int, int]], seed: int = 0) -> CircuitTask:
+def make_task(prompts: list[tuple[list[int], list[int], int, int]], seed: int = 0) -> CircuitTask:
     """The task of these (clean, corrupt, answer, wrong) tokens."""
-    pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(len(rows))]
-    tokens = [PairTokens(clean, corrupt, [answer], [wrong]) for clean, corrupt, answer, wrong in rows]
+    pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(len(prompts))]
+    tokens = [PairTokens(clean, corrupt, [answer], [wrong]) for clean, corrupt, answer, wrong in prompts]
     return from_tokens("toy", seed, pairs, tokens)
 
 
@@ -51,8 +51,8 @@ _LINEAR: dict[str, dict[str, Any]] = {
 def linear(family: str) -> Model:
     """A model whose logits are linear in its embeddings, up to one part in 10^8.
 
-    Norms divide by the root of a huge epsilon, which their weights undo; queries and keys are zero, so that attention
-    is a plain mean; the MLPs have no nonlinearity (Llama's product of two does: there it is zero).
+    Norms divide by the root of a huge epsilon, and their weights compensate for it. Queries and keys are zero, so that
+    attention is a plain mean. The MLPs have no nonlinearity; Llama's MLPs, which multiply two projections, are zero.
     """
     model = tiny(family, **_LINEAR[family])
     for block in model.anatomy.blocks:
@@ -63,7 +63,7 @@ def linear(family: str) -> Model:
             projection.weight.zero_()
             if projection.bias is not None:
                 projection.bias.zero_()
-        for weight in block.mlp.parameters():  # a large stream would not be small beside epsilon
+        for weight in block.mlp.parameters():  # the stream must be small compared with epsilon
             weight *= 0 if family == "llama" else 0.2
     model.anatomy.final_norm.part.weight *= 1e4
     return model
@@ -86,8 +86,8 @@ PLANTED = [
 def planted() -> Model:
     """A GPT-2 whose weights implement induction; other heads and the MLPs do something small at random.
 
-    The stream has four parts of 16 numbers: token, previous token, copied token, position. The norms are all but
-    linear (see `linear`); what they take away, the mean, is the same at every position and in every prompt.
+    The stream has four parts of 16 numbers: token, previous token, copied token, position. The norms are nearly linear
+    (see `linear`); the mean that they subtract is the same at every position and in every prompt.
     """
     torch.manual_seed(0)
     config = GPT2Config(
@@ -120,24 +120,24 @@ def _set_head(
 
 
 def planted_task(n: int = 6, seed: int = 0) -> CircuitTask:
-    """``a b c ... a`` is followed by ``b``; the corrupt prompt is the same of other tokens."""
+    """``a b c ... a`` is followed by ``b``; the corrupt prompt has the same pattern with other tokens."""
     generator = torch.Generator().manual_seed(seed)
-    rows = []
+    prompts = []
     for _ in range(n):
         drawn = torch.randperm(TOKENS, generator=generator).tolist()
         clean, corrupt = drawn[:5], drawn[5:10]
-        rows.append(([*clean, clean[1]], [*corrupt, corrupt[3]], clean[2], corrupt[4]))
-    return make_task(rows, seed)
+        prompts.append(([*clean, clean[1]], [*corrupt, corrupt[3]], clean[2], corrupt[4]))
+    return make_task(prompts, seed)
 
 
 # A plain transformer
 
 Read = Callable[[str, dict[str, Tensor], Tensor], Tensor]
-"""From a destination's name, what its sources wrote, by name, and the biases so far, to the destination's input."""
+"""Called as read(destination, outputs of the sources by name, sum of the biases so far); the destination's input."""
 
 
 def read_all(_: str, sources: dict[str, Tensor], biases: Tensor) -> Tensor:
-    """What every destination reads in a plain run: the stream."""
+    """What every destination reads in a plain run: the residual stream."""
     return sum(sources.values()) + biases
 
 
@@ -148,10 +148,17 @@ def plain_run(
     embedding: Tensor | None = None,
     gates: GateValues | None = None,
 ) -> tuple[Any, Tensor]:
-    """A decoder written out head by head: what every source wrote, and the logits at the last position.
+    """A decoder that is written out head by head, for GPT-2, GPT-NeoX, Llama and OLMo.
 
-    It knows GPT-2, GPT-NeoX, Llama and OLMo, and takes from the Hugging Face model its norms, MLPs and weights only.
-    gates: probability gates of a sparse model; their gradients are straight through.
+    It uses only the norms, MLPs and weights of the Hugging Face model.
+
+    Arguments:
+        read: what each destination reads.
+        embedding: used instead of the model's own.
+        gates: probability gates of a sparse model; their gradients are straight through.
+
+    Returns:
+        The output of every source by name, and the logits at the last position.
     """
     parts = _PARTS[model.anatomy.model_type](model.hf)
     sources = {"embed": parts.embed(tokens) if embedding is None else embedding}
@@ -191,7 +198,7 @@ def plain_run(
 
 
 class _Llama:
-    """The parts of a Llama, and of an OLMo, which clips and whose norms have no weights."""
+    """The parts of Llama and of OLMo, which clips its projections and has norms without weights."""
 
     def __init__(self, hf: Any) -> None:
         self.hf, self.layers = hf, hf.model.layers
@@ -243,8 +250,8 @@ class _GPT2(_Llama):
 
     def project(self, layer: Any, kind: str, head: int, x: Tensor) -> Tensor:
         at = "qkv".index(kind) * self.hf.config.n_embd + head * self.dim
-        mine = slice(at, at + self.dim)
-        return x @ layer.attn.c_attn.weight[:, mine] + layer.attn.c_attn.bias[mine]
+        columns = slice(at, at + self.dim)
+        return x @ layer.attn.c_attn.weight[:, columns] + layer.attn.c_attn.bias[columns]
 
     def rotate(self, x: Tensor) -> Tensor:
         return x
@@ -273,8 +280,8 @@ class _NeoX(_Llama):
 
     def project(self, layer: Any, kind: str, head: int, x: Tensor) -> Tensor:
         at = (3 * head + "qkv".index(kind)) * self.dim
-        mine, fused = slice(at, at + self.dim), layer.attention.query_key_value
-        return x @ fused.weight[mine].T + fused.bias[mine]
+        outputs, fused = slice(at, at + self.dim), layer.attention.query_key_value
+        return x @ fused.weight[outputs].T + fused.bias[outputs]
 
     def out(self, layer: Any, head: int, z: Tensor) -> Tensor:
         return z @ layer.attention.dense.weight[:, head * self.dim : (head + 1) * self.dim].T
