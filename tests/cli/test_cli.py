@@ -13,6 +13,7 @@ from commands import run
 
 from gatelens import cli
 from gatelens.measures.circuit_result import load_circuit
+from gatelens.methods.registry import methods
 
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -33,6 +34,15 @@ class TestHelp:
         said = capsys.readouterr().out
         for option in ("--level", "--method", "--steps", "--out", "--memory-gb", "--seeds", "--threshold", "--ranking"):
             assert option in said
+
+    def test_every_registered_method_is_listed(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "400")
+        run(monkeypatch, "circuit", "--help")
+        printed = capsys.readouterr().out
+        for name, method in methods().items():
+            assert f"{name} ({method.help})" in printed
 
     def test_comes_at_once(self) -> None:
         """Help, and importing the package, load neither torch nor transformers."""
@@ -114,6 +124,15 @@ class TestMistakes:
         assert run(monkeypatch, "circuit", str(stories_folder), "induction", "--no-check", "--out", str(out)) == 2
         assert "is a file" in capsys.readouterr().err
         assert out.read_text() == "mine"
+
+
+def test_an_interruption_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gatelens.jobs.study.file.read_study", interrupt)
+    assert run(monkeypatch, "study", "study.toml") == 130
+    assert capsys.readouterr().err == "gatelens: interrupted; run the same command again to resume it.\n"
 
 
 class TestCircuit:

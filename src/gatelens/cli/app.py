@@ -17,6 +17,7 @@ from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
 """The function of each subcommand, and its settings class as ``module:Class``."""
+_INTERRUPTED = "gatelens: interrupted; run the same command again to resume it."
 
 
 def command(name: str, settings: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -67,8 +68,8 @@ def main() -> None:
     except GatelensError as error:
         print(f"gatelens: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("gatelens: interrupted; run the same command again to resume it.", file=sys.stderr)
+    except KeyboardInterrupt:  # while a settings class is imported
+        print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
 
 
@@ -83,7 +84,11 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
     def run(**values: Any) -> None:
         for name, cls in classes.items():
             values[name] = cls(**{field.name: values.pop(field.name) for field in setting_fields(cls)})
-        function(**values)
+        try:
+            function(**values)
+        except KeyboardInterrupt:  # typer would end without a word
+            print(_INTERRUPTED, file=sys.stderr)
+            raise typer.Exit(130) from None
 
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
     for cls in reversed(classes.values()):

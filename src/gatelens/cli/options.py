@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.loading import LoadSettings
+from gatelens.jobs.load_settings import LoadSettings
 
 if TYPE_CHECKING:
     from gatelens.model import Model

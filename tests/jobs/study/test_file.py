@@ -8,8 +8,8 @@ import pytest
 from commands import run
 
 from gatelens import CircuitSettings, GatelensError
+from gatelens.jobs.study._folder import StudyRecord, refuse_changed
 from gatelens.jobs.study.file import read_study
-from gatelens.jobs.study.folder import StudyRecord, refuse_changed
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime.records import read_record
 

@@ -16,9 +16,9 @@ import torch
 from studies import numbers, write_study
 
 from gatelens import GatelensError
+from gatelens.jobs.study._ray_engine import resources, too_much
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.models import ModelSpec
-from gatelens.jobs.study.ray_engine import resources, too_much
 from gatelens.jobs.study.run import run_study
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'gatelens[ray]'")

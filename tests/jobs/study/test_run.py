@@ -20,8 +20,8 @@ from studies import hold, numbers, run_alone, write_study
 
 import gatelens.jobs.study.jobs as study_jobs
 from gatelens import CircuitSettings, GatelensError, find_circuit
+from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
-from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.models import ModelSpec, source_fingerprint
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.jobs.study.summary import Summary
@@ -339,7 +339,7 @@ class TestFailures:
         def full(*args: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("gatelens.jobs.study.folder.StudyFolder.write", full)
+        monkeypatch.setattr("gatelens.jobs.study._folder.StudyFolder.write", full)
         monkeypatch.setattr("gatelens.jobs.study.summary.write_json", full)
         summary = go(file, place / "out")
         assert summary.failed == 2

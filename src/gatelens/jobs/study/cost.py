@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from gatelens.jobs.study.cells import Cell
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import StudyFolder
+from gatelens.jobs.study._work import OneModel, reason_of
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import StudyFolder
 from gatelens.jobs.study.models import ModelSpec
-from gatelens.jobs.study.work import OneModel, reason_of
 from gatelens.loading import BUILT_IN
 from gatelens.model import Model
 from gatelens.model.graph import Graph

@@ -19,7 +19,7 @@
 
 A section can occur several times, as ``[[circuit]]``. Paths are relative to the file. There are three steps: the TOML
 is parsed, its tables are checked (`StudyFile`, `ModelOptions`, `Section`), and the sections are expanded to cells
-(`grid`). Every error names the file and the path to the key.
+(`_grid`). Every error names the file and the path to the key.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, create_model
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
-from gatelens.jobs.study.grid import Section, expand
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._grid import Section, expand
+from gatelens.jobs.study._key_path import KeyPath
 from gatelens.jobs.study.jobs import JOBS
-from gatelens.jobs.study.key_path import KeyPath
 from gatelens.jobs.study.models import ModelOptions, ModelSpec
 from gatelens.loading import BUILT_IN
 from gatelens.runtime.settings import Settings

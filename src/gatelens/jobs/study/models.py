@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from gatelens.jobs.loading import LoadSettings
+from gatelens.jobs.load_settings import LoadSettings
 from gatelens.loading import BUILT_IN
 from gatelens.loading.builtin import path_of
 from gatelens.model import Model

@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import Outcome, StudyFolder
+from gatelens.jobs.study._work import OneModel, run_cell
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import Outcome, StudyFolder
 from gatelens.jobs.study.summary import Summary, compare
-from gatelens.jobs.study.work import OneModel, run_cell
 from gatelens.runtime.processes import n_processes
 from gatelens.runtime.settings import unknown_name
 
@@ -74,7 +74,7 @@ def run_study(
         )
     folder, run = StudyFolder(Path(out).resolve()), run_here
     if engine == "ray":
-        from gatelens.jobs.study.ray_engine import check_ray, run_on_ray
+        from gatelens.jobs.study._ray_engine import check_ray, run_on_ray
 
         check_ray()
         run = partial(run_on_ray, address=address)

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import Outcome, Status, StudyFolder
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import Outcome, Status, StudyFolder
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.runtime.files import write_csv, write_json

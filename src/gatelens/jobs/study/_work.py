@@ -15,8 +15,8 @@ import torch
 from filelock import Timeout
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
-from gatelens.jobs.study.folder import Outcome, StudyFolder
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import Outcome, StudyFolder
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.model import Model
 from gatelens.runtime.files import is_about_files

@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_origin
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell, cell_name
+from gatelens.jobs.study._cells import Cell, cell_name
+from gatelens.jobs.study._key_path import KeyPath
 from gatelens.jobs.study.jobs import Job
-from gatelens.jobs.study.key_path import KeyPath
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.runtime.settings import Settings
 from gatelens.tasks import TASKS

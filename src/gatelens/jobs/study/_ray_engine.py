@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import Outcome, StudyFolder
+from gatelens.jobs.study._work import OneModel, run_cell
 from gatelens.jobs.study.cost import weights_gb
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.folder import Outcome, StudyFolder
-from gatelens.jobs.study.work import OneModel, run_cell
 
 if TYPE_CHECKING:
     from gatelens.jobs.study.run import Display

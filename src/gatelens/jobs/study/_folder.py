@@ -20,7 +20,7 @@ from filelock import FileLock
 from pydantic import Field
 
 from gatelens.errors import GatelensError
-from gatelens.jobs.study.cells import Cell
+from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study.file import Study
 from gatelens.runtime.files import make_folder, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
