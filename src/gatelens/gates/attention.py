@@ -1,7 +1,7 @@
 """The level of attention edges: a gate lets the contribution p_ij v_j of one key to one query pass, or replaces it.
 
-Gates: (row, prompt, layer, head, query, key). Every prompt has edges of its own: the keys that are visible to a query
-and, in a sparse model, open.
+The gates are (row, prompt, layer, head, query, key). Every prompt has its own edges: the keys that are visible to a
+query and, in a sparse model, open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
 from gatelens.gates.gradients import Metric, z_gradients
-from gatelens.gates.level import Cost, GateSet, Level, Ranking, Scores, Source, log_grid
+from gatelens.gates.level import Cost, GateSet, Level, Ranking, Scores, Source
 from gatelens.gates.runs import capture, gradient_numbers
 from gatelens.model import Model
 from gatelens.model.components import Head
@@ -41,7 +41,7 @@ class AttentionScores(Scores):
     """How much each attention edge of each prompt matters, for each bucket of the task."""
 
     scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
-    edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists; in a sample: was scored
+    edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists (in a sample: was scored)
     method: str
     sampled: bool = False
 
@@ -72,7 +72,7 @@ class AttentionScores(Scores):
     def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " head"]:
         """How many of a prompt's top k edges each head has, mean over prompts.
 
-        Edges belong to prompts, which differ between task seeds, so that single edges cannot be compared.
+        Edges belong to prompts, which differ between task seeds, so single edges of two runs cannot be compared.
         """
         heads = []
         for order, gate_set in zip(self.orders(by), self.gate_sets(), strict=True):
@@ -106,9 +106,6 @@ class Attention(Level[AttentionScores]):
         # An edge that is closed in both runs of a sparse model does not exist.
         return [edges.flatten().nonzero()[:, 0] for edges in torch.stack([run.edges for run in runs]).any(0)]
 
-    def grid(self, total: int, points: int = 0) -> list[int]:
-        return log_grid(total, points or 32)
-
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> AttentionRun:
         return capture_attention(model, tokens)
 
@@ -135,7 +132,11 @@ class Attention(Level[AttentionScores]):
     def attribute(
         self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
     ) -> Shaped[Tensor, "prompt 2 layer head query key"]:
-        """(p_ij v_j - corrupt p_ij v_j) . d metric / d z_i of every edge; behind it, 1 where an edge exists."""
+        """Compute (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i of every edge.
+
+        Returns:
+            On axis 1: first the products, then 1 where an edge exists and 0 where it does not.
+        """
         clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
         clean_attention = capture_attention(model, batch.clean)
         corrupt_attention = capture_attention(model, batch.corrupt)
@@ -143,13 +144,14 @@ class Attention(Level[AttentionScores]):
         scores = torch.zeros(edges.shape, dtype=model.wide_dtype)
         for point in points:
             gradients = z_gradients(model, batch.clean, metric, clean.embedding_towards(corrupt, point))
-            change = _along(clean_attention, gradients) - _along(corrupt_attention, gradients)
+            change = _products(clean_attention, gradients) - _products(corrupt_attention, gradients)
             scores += change / len(points)
         return torch.stack([scores, edges.to(scores)], 1)
 
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> AttentionScores:
         buckets = join(task, pieces)
-        return AttentionScores([both[:, 0] for both in buckets], [both[:, 1].bool() for both in buckets], method)
+        scores, edges = [bucket[:, 0] for bucket in buckets], [bucket[:, 1].bool() for bucket in buckets]
+        return AttentionScores(scores, edges, method)
 
     def patched(
         self,
@@ -160,11 +162,11 @@ class Attention(Level[AttentionScores]):
         method: str,
         sampled: bool,
     ) -> AttentionScores:
-        rest = list(zip(scores, measured, strict=True))
+        remaining = list(zip(scores, measured, strict=True))
         buckets: list[tuple[Tensor, Tensor]] = []
         for bucket in task.buckets:
             shape = self.shape(model, bucket.clean.shape[1])
-            prompts, rest = rest[: len(bucket)], rest[len(bucket) :]
+            prompts, remaining = remaining[: len(bucket)], remaining[len(bucket) :]
             values, masks = (torch.stack(list(part)).unflatten(1, shape) for part in zip(*prompts, strict=True))
             buckets.append((values, masks))
         return AttentionScores([values for values, _ in buckets], [masks for _, masks in buckets], method, sampled)
@@ -187,10 +189,10 @@ class Attention(Level[AttentionScores]):
         return 8
 
 
-def _along(
+def _products(
     run: AttentionRun, gradients: Sequence[Shaped[Tensor, "prompt query head dim"]]
 ) -> Shaped[Tensor, "prompt layer head query key"]:
-    """p_ij v_j . (gradient at z_i) for every edge."""
+    """Compute p_ij v_j . (gradient at z_i) for every edge."""
     layers = [
         widen(p) * torch.einsum("bihd,bhjd->bhij", widen(gradient), widen(v))
         for p, v, gradient in zip(run.weights, run.values, gradients, strict=True)

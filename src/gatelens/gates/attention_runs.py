@@ -3,8 +3,7 @@
 The attention edge (layer, head, query, key) is the contribution p_ij v_j to the head's output z_i. A gate of 0 removes
 it or replaces it by the p_ij v_j of the corrupt run; nothing is renormalised. This module computes attention itself, in
 the plain way that exposes p, through transformers' attention interface; the model's own mask decides which keys are
-visible.
-In a sparse model a closed edge does not exist: its p is 0.
+visible. In a sparse model a closed edge does not exist: its p is 0.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class AttentionRun:
     """The attention of one plain run."""
 
     weights: Sequence[Float[Tensor, "prompt head query key"]]  # p of each layer
-    values: Sequence[Float[Tensor, "prompt head key dim"]]  # v of each layer, less the head's rest value if it has one
+    values: Sequence[Float[Tensor, "prompt head key dim"]]  # v of each layer, minus the head's rest value if it has one
     edges: Bool[Tensor, "prompt layer head query key"]  # visible and, in a sparse model, open
     logits: Float[Tensor, "prompt vocab"]  # at the last position
 
@@ -92,17 +91,17 @@ def run_attention(
     """Logits at the last position under each row of gates. Cost for each row: 1 forward with plain attention.
 
     Arguments:
-        gates: (row, prompt, layer, head, query, key), where the prompt axis may have size 1; 1 is the run's own
-            contribution, 0 the source's.
-        source: what closed gates read; None is nothing.
-        context: rows run together as far as its memory budget allows.
+        gates: (row, prompt, layer, head, query, key), where the prompt axis may have size 1. A gate of 1 gives the
+            contribution of this run, a gate of 0 that of the source.
+        source: the run that closed gates read; with None, a closed gate contributes nothing.
+        context: its memory budget decides how many rows run together.
     """
     length = tokens.shape[1]
-    wanted = (model.n_layers, model.n_heads, length, length)
-    if gates.ndim != 6 or tuple(gates.shape[2:]) != wanted or gates.shape[1] not in (1, len(tokens)):
+    shape = (model.n_layers, model.n_heads, length, length)
+    if gates.ndim != 6 or tuple(gates.shape[2:]) != shape or gates.shape[1] not in (1, len(tokens)):
         raise GatelensError(
             f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens must have the shape (row, "
-            f"{len(tokens)}, {', '.join(map(str, wanted))}), which is (row, prompt, layer, head, query, key), and not "
+            f"{len(tokens)}, {', '.join(map(str, shape))}), that is (row, prompt, layer, head, query, key), and not "
             f"{tuple(gates.shape)}."
         )
     at_once = (context or Context()).fits(len(tokens) * attention_numbers(model, length))
@@ -110,7 +109,7 @@ def run_attention(
 
 
 def attention_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: its gates, and the weights and streams of a few layers."""
+    """How many numbers a run holds for one row and one prompt: gates, and the weights and streams of a few layers."""
     gates = (model.n_layers + 6) * model.n_heads * length**2
     return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
 
@@ -136,7 +135,13 @@ def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun 
 def _intercept(
     model: Model, hooks: Hooks, attends: Sequence[Attend], before_gates: Callable[[Tensor], None] | None = None
 ) -> None:
-    """Let each layer's attention end in its ``attend`` instead of p @ v; ``before_gates`` receives the softmax."""
+    """Replace p @ v in the attention of each layer.
+
+    Arguments:
+        hooks: restores the model's own attention when its block ends.
+        attends: what computes z instead, for each layer.
+        before_gates: is called with the softmax of each layer, before the gates of a sparse model are applied.
+    """
     config = model.hf.config
     own, sparse = config._attn_implementation, is_sparse(model.hf)
     config._attn_implementation = _NAME

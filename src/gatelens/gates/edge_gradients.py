@@ -25,7 +25,7 @@ _DESTINATIONS_AT_ONCE = 96
 
 
 class EdgeAttribution:
-    """EAP of one batch of prompts: the differences of all sources, then products with each destination's gradient."""
+    """EAP on one batch: the differences of all sources, multiplied by the gradient of each destination."""
 
     def __init__(self, model: Model, batch: Bucket, metric: Metric) -> None:
         self.model, self.batch, self.metric = model, batch, metric
@@ -39,8 +39,12 @@ class EdgeAttribution:
         self.sums = self.differences.new_zeros(self.graph.n_sources, self.graph.n_destinations)
 
     def scores(self, points: Sequence[float]) -> Shaped[Tensor, "source destination"]:
-        """Scores summed over the batch's prompts; gradients averaged over points of the path from corrupt to clean."""
-        # 1. The corrupt run, kept in the memory of the differences.
+        """The score of every edge, summed over the prompts of the batch; 0 where there is no edge.
+
+        Arguments:
+            points: where gradients are taken on the path of embeddings from corrupt (0) to clean (1), and averaged.
+        """
+        # 1. The corrupt run, stored in the memory of the differences.
         with torch.no_grad(), Hooks() as hooks:
             hook_sources(self.model, hooks, self._keep)
             forward(self.model, self.batch.corrupt, None, hooks, "last")
@@ -90,7 +94,7 @@ class EdgeAttribution:
         for layer in layers:
             offset = self.graph.attention_inputs(layer).start - start
             self._pull_back(layer, gradients, self.inputs[offset : offset + self.per_layer])
-        # The layers of a group do not all read the same sources; products that are not edges are removed in the end.
+        # The layers of a group do not all read the same sources; products that are not edges are removed at the end.
         n_sources = int(self.graph.reads[destinations].max())
         inputs = self.inputs[: destinations.stop - destinations.start]
         self.sums[:n_sources, destinations] += self.differences[:n_sources].flatten(1) @ inputs.flatten(1).T

@@ -98,9 +98,9 @@ def new_sources(model: Model, tokens: Tensor) -> Tensor:
 
 
 def with_sources(run: Components, sources: Tensor, graph: Graph) -> Components:
-    """The run as destinations would read it if the sources had written ``sources`` instead (zeros, or means).
+    """What destinations would read in a run if the sources had written ``sources`` (zeros or means) instead.
 
-    A stream without its sources still holds the biases, which belong to no edge.
+    A stream without its sources still holds the biases, which do not belong to an edge.
     """
     change = torch.cat([torch.zeros_like(run.sources[:1]), (sources - run.sources).cumsum(0)])
     attention = [run.attention_inputs[n] + change[graph.heads(n).start] for n in range(graph.n_layers)]
@@ -121,13 +121,14 @@ def run_edges(
     """Logits at the last position under each row of gates.
 
     Arguments:
-        gates: (row, source, destination); 1 is the source's own output, 0 the reference's. Only real edges count.
+        gates: (row, source, destination). With 1 the destination reads the source's output in this run, with 0 that in
+            the reference. Gates where the graph has no edge are ignored.
         reference: what closed edges read.
         start: the captured run of the same tokens; layers below the first closed edge are then not run again.
-        context: rows run together as far as its memory budget allows.
+        context: its memory budget decides how many rows run together.
 
     Returns:
-        Cost for each row: 1.5 to 2 forwards if the circuit is spread over the model, less with ``start``.
+        The logits. Cost for each row: 1.5 to 2 forwards if the circuit is spread over the model, less with ``start``.
     """
     graph = Graph.of(model.anatomy)
     if gates.ndim != 3 or tuple(gates.shape[1:]) != (graph.n_sources, graph.n_destinations) or len(gates) == 0:
@@ -141,7 +142,7 @@ def run_edges(
 
 
 def edge_numbers(model: Model, length: int) -> int:
-    """How many numbers one row of one prompt holds: the differences of all sources, and one layer's mixed inputs."""
+    """How many numbers a run holds for one row and one prompt: the differences of all sources, and a layer's inputs."""
     graph = Graph.of(model.anatomy)
     copies = graph.n_sources + 4 * graph.attention_inputs(0).stop + 16
     return length * model.anatomy.width * copies + 2 * int(model.hf.config.vocab_size)
@@ -170,6 +171,7 @@ class _EdgeRun:
         )
 
     def logits(self, tokens: Tensor) -> Tensor:
+        """Run the rows: (row, prompt, vocab) at the last position."""
         anatomy, graph, reference = self.model.anatomy, self.graph, self.reference
         shape = (*tokens.shape, anatomy.width)
         new = reference.sources.new_empty

@@ -1,6 +1,6 @@
-"""The level of edges between components: a destination reads a source's clean output or its corrupt one.
+"""The level of edges between components: a gate lets a destination read a source's clean output, or its corrupt one.
 
-Gates: (row, source, destination), numbered as in `Graph`; only real edges count.
+The gates are (row, source, destination), numbered as in `Graph`. Gates where the graph has no edge are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
 from gatelens.gates.gradients import Metric
-from gatelens.gates.level import Cost, GateSet, Level, Scores, Source, log_grid, top_masks
+from gatelens.gates.level import Cost, GateSet, Level, SharedScores, Source, top_masks
 from gatelens.gates.runs import gradient_numbers
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -32,7 +32,7 @@ class ComponentEdge(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeScores(Scores):
+class EdgeScores(SharedScores):
     """How much each edge between components matters, mean over prompts; 0 where there is no edge."""
 
     scores: Shaped[Tensor, "source destination"]
@@ -44,19 +44,12 @@ class EdgeScores(Scores):
     def level(self) -> Edges:
         return EDGES
 
-    @property
-    def is_sample(self) -> bool:
-        return self.measured is not None
-
     def gate_sets(self) -> list[GateSet]:
         return [GateSet(self.scores, self.graph.edges if self.measured is None else self.measured)]
 
     def gate(self, number: int, position: int) -> tuple[ComponentEdge, str]:
         edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
         return edge, f"{self.graph.source_names[edge.source]} -> {self.graph.destination_names[edge.destination]}"
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"scores": self.scores}
 
 
 class Edges(Level[EdgeScores]):
@@ -76,7 +69,7 @@ class Edges(Level[EdgeScores]):
         return graph.n_edges
 
     def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " _gate"]]:
-        """By destination, so that edges that are patched together share the layers below them."""
+        """All edges, ordered by destination, so that edges that are patched together share the layers below them."""
         graph = Graph.of(model.anatomy)
         destinations, sources = graph.edges.T.nonzero(as_tuple=True)
         return [sources * graph.n_destinations + destinations]
@@ -87,18 +80,21 @@ class Edges(Level[EdgeScores]):
     def masks(
         self, model: Model, order: Int[Tensor, " gate"], ks: Sequence[int], complement: bool = False
     ) -> Bool[Tensor, "row source destination"]:
-        """The edges of each top-k circuit, including those on no path from the embedding to the logits."""
+        """The edges of each top-k circuit, including those that are not on a path from the embedding to the logits.
+
+        Arguments:
+            order: the positions of all edges from best to worst.
+            ks: how many edges each circuit has.
+            complement: all edges but the top k instead.
+        """
         shape = self.shape(model, 0)
         return top_masks(order, ks, shape[0] * shape[1], complement).unflatten(1, shape)
 
     def prune(
         self, model: Model, gates: Bool[Tensor, "row source destination"]
     ) -> Bool[Tensor, "row source destination"]:
-        """Remove edges on no path from the embedding to the logits: they carry nothing."""
+        """Remove the edges that are not on a path from the embedding to the logits: they have no effect."""
         return Graph.of(model.anatomy).on_a_path(gates)
-
-    def grid(self, total: int, points: int = 0) -> list[int]:
-        return log_grid(total, points or 32)
 
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Components:
         return capture_components(model, tokens)

@@ -1,4 +1,4 @@
-"""Learn head gates: Adam moves gate logits down a loss. Many fits are rows of one batch, and a killed fit resumes."""
+"""Learn head gates: Adam minimises a loss over gate logits. Many fits are rows of one batch; a killed fit resumes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gatelens.runtime.context import Context
 from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 
-# The state of a fit is kept after this many updates or seconds, whichever comes first.
+# The state of a fit is saved after this many updates or seconds, whichever comes first.
 _UPDATES, _SECONDS = 25, 15.0
 
 
 class FitSettings(Settings):
-    """The settings that all ways of fitting gates share."""
+    """The settings that all methods that fit gates share."""
 
     seeds: int = Field(10, ge=1, description="fits from different uniform starts, as rows of one batch")
     updates: int = Field(500, ge=1, description="updates of each fit")
@@ -34,7 +34,7 @@ class FitSettings(Settings):
 
 
 def check_rates(rates: tuple[float, float]) -> tuple[float, float]:
-    """Raise an error if a learning rate is not above 0. For validators of settings."""
+    """Raise an error if a learning rate is not above 0, otherwise return both. A validator of settings fields."""
     if min(rates) <= 0:
         raise GatelensError(f"the learning rates {rates[0]:g} and {rates[1]:g} must both be above 0.")
     return rates
@@ -82,12 +82,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class FitNames:
-    """The names under which a fit is reported and kept.
+    """The names under which a fit reports progress and saves its state.
 
     Arguments:
         title: the name of the phase, such as "G+ and G-".
-        rows: one name for each row, the same whichever process fits it.
-        process: the name of this process among all (`Processes.name`). Its rows are kept in one file.
+        rows: one name for each row. The name does not depend on which process fits the row.
+        process: the name of this process (`Processes.name`). It saves all its rows in one file.
     """
 
     title: str
@@ -96,6 +96,7 @@ class FitNames:
 
     @property
     def file(self) -> str:
+        """The start of the file names of this fit."""
         return self.title.replace(" ", "-")
 
 
@@ -108,7 +109,15 @@ def fit_gates(
 ) -> tuple[Float[Tensor, "row layer head"], Float[Tensor, "update row"]]:
     """Fit all rows of gate logits from their starts.
 
-    A fit resumes from what is kept, also by other processes; rows that are behind the others catch up first.
+    A fit resumes from the saved states, including those of other processes. Rows that are behind the others catch up
+    first.
+
+    Arguments:
+        start: the gate logits to start from.
+        objective: what each row minimises.
+        schedule: how many updates to make, and at which learning rates.
+        names: the names for progress and for saved states.
+        context: where states are saved.
 
     Returns:
         The gate logits after the last update, and the loss of every update (without the penalty).
@@ -123,19 +132,19 @@ def fit_gates(
         first = fits.slowest
         rows = [row for row, done in enumerate(fits.done) if done == first]
         until = min((done for done in fits.done if done > first), default=last)
-        kept_after, kept_at = first, time.monotonic()
+        saved_after, saved_at = first, time.monotonic()
         states = _updates(fits.state[rows], range(first, until), objective.of_rows(rows), schedule)
         for done, (state, losses) in enumerate(states, first + 1):
             fits.advance(rows, state, losses)
-            if done == until or done - kept_after >= _UPDATES or time.monotonic() - kept_at >= _SECONDS:
+            if done == until or done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS:
                 journal.keep(f"{names.file}.{names.process}", fits.packed(names.rows))
-                kept_after, kept_at = done, time.monotonic()
+                saved_after, saved_at = done, time.monotonic()
             journal.reach(done)
     return fits.state[:, 0], fits.losses
 
 
 class _Fits:
-    """How far each row is: its gate logits with Adam's two moments, and its losses so far."""
+    """The progress of each row: its gate logits with Adam's two moments, and its losses so far."""
 
     def __init__(self, start: Float[Tensor, "row layer head"], updates: int) -> None:
         self.state = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], 1)
@@ -144,11 +153,11 @@ class _Fits:
 
     @property
     def slowest(self) -> int:
-        """The updates that all rows have had; all updates if there is no row."""
+        """How many updates every row has had; all updates if there are no rows."""
         return min(self.done, default=len(self.losses))
 
     def advance(self, rows: list[int], state: Tensor, losses: Tensor) -> None:
-        """Record the next update of these rows, which have had equally many."""
+        """Record the next update of these rows, which all have had the same number of updates."""
         self.state[rows], self.losses[self.done[rows[0]], rows] = state, losses
         for row in rows:
             self.done[row] += 1
@@ -161,7 +170,7 @@ class _Fits:
         }
 
     def resume(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Continue rows from packed vectors that are further; vectors of another size or dtype are left alone."""
+        """Continue rows from packed vectors that have more updates. Vectors of another size or dtype are ignored."""
         size, updates = self.state[:1].numel(), len(self.losses)
         for row, name in enumerate(names):
             packed = tensors.get(name)
@@ -177,7 +186,7 @@ class _Fits:
 def _updates(
     state: Float[Tensor, "row moment layer head"], numbers: range, objective: Objective, schedule: Schedule
 ) -> Iterator[tuple[Float[Tensor, "row moment layer head"], Float[Tensor, " row"]]]:
-    """Make the updates of these numbers; yields the state and the losses after each of them."""
+    """Make the updates with these numbers. Yield the state and the losses after each update."""
     logits, first_moment, second_moment = (part.clone() for part in state.unbind(1))
     logits.requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=schedule.rates[0])
@@ -197,13 +206,13 @@ def _updates(
 def _loss_and_gradient(
     logits: Float[Tensor, "row layer head"], update: int, objective: Objective, accumulate: int
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, "row layer head"]]:
-    """The mean loss over the batches of an update, and its gradient; as many rows at once as fit into memory."""
+    """The mean loss over the batches of an update, and its gradient. As many rows run at once as fit into memory."""
     losses = torch.zeros(len(logits))
     gradient = torch.zeros_like(logits)
     for number in range(update * accumulate, (update + 1) * accumulate):
         for rows in torch.arange(len(logits)).split(objective.rows_at_once(number)):
             loss = objective.loss(number, logits[rows].sigmoid()) / accumulate
-            # Only of the gates: backward() would leave gradients on a model whose weights require them.
+            # grad() and not backward(), which would also leave gradients on weights that require them.
             gradient += torch.autograd.grad(loss.sum(), logits)[0]
             losses[rows] += loss.detach().cpu().float()
     if not losses.isfinite().all():
@@ -224,12 +233,15 @@ def uniform_start(model: Model, seeds: Sequence[int]) -> Float[Tensor, "row laye
 
 
 def draw_batch(task: ResponseTask, size: int, number: int, seed: int) -> ResponseBatch:
-    """The batch of this number: examples in a random order, in another one each time that all have been drawn.
+    """Draw the batch with this number.
 
-    Every batch has ``size`` examples, so that no example weighs more than another; all examples if there are fewer.
+    Examples are drawn in a random order, without replacement. When all of them have been drawn, a new random order
+    begins. All batches have the same size, so that no example has more weight than another.
 
     Arguments:
-        seed: decides the orders.
+        size: examples in a batch; if the task has fewer, a batch has all of them.
+        number: the number of the batch, from 0 on.
+        seed: decides the random orders.
     """
     size = min(size, len(task))
     drawn = (divmod(position, len(task)) for position in range(number * size, (number + 1) * size))

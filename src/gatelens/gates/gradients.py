@@ -26,7 +26,7 @@ def differentiate(
 
     Arguments:
         metric: its sum over prompts is differentiated.
-        watch: sets the hooks that keep gradients on the way.
+        watch: registers the hooks that store gradients.
         embedding: (prompt, position, width), used instead of the model's own.
     """
     leaves: list[Tensor] = []
@@ -45,7 +45,7 @@ def differentiate(
 def z_gradients(
     model: Model, tokens: Int[Tensor, "prompt position"], metric: Metric, embedding: Tensor | None = None
 ) -> list[Float[Tensor, "prompt position head dim"]]:
-    """The gradient of the metric, summed over prompts, at the output of every head, for each layer."""
+    """The gradient of the metric, summed over prompts, at the output z of every head, for each layer."""
     grads: dict[int, Tensor] = {}
 
     def watch(hooks: Hooks) -> None:
@@ -59,7 +59,7 @@ def z_gradients(
 
 @dataclass(eq=False)
 class InputGradients:
-    """What a forward-backward pass gives for every destination: its stream, and the gradient after its norm."""
+    """What a forward-backward pass stores for every destination: its stream, and the gradient after its norm."""
 
     streams: list[Tensor] = field(default_factory=list)  # each layer's attention input
     mlp_streams: list[Tensor] = field(default_factory=list)
@@ -70,6 +70,7 @@ class InputGradients:
     final: dict[int, Tensor] = field(default_factory=dict)  # at the final norm's output
 
     def watch(self, model: Model, hooks: Hooks) -> None:
+        """Register the hooks that fill these fields during a forward-backward pass."""
         for layer, block in enumerate(model.anatomy.blocks):
             self._watch_block(layer, block, hooks)
         hooks.before(model.anatomy.final_norm.part, keep(self.finals))
@@ -88,12 +89,12 @@ class InputGradients:
 
 
 def catch(grads: dict[int, Tensor], key: int, shared: bool = False) -> Edit:
-    """An edit that changes no number and keeps the gradient at this place.
+    """An edit that does not change the tensor and stores its gradient in ``grads[key]``.
 
     Arguments:
-        shared: the tensor is used elsewhere too, as a stream is that a component reads and that goes on; then only the
-            gradient that comes back through this place is kept. Outputs of modules are not viewed, because some
-            families change them in place.
+        shared: True if the tensor is also used elsewhere, like a residual stream that a component reads. Then a view is
+            passed on, and only the gradient that comes back through the view is stored. Outputs of modules must not be
+            views, because some families change them in place.
     """
 
     def edit(x: Tensor) -> Tensor:
@@ -105,5 +106,5 @@ def catch(grads: dict[int, Tensor], key: int, shared: bool = False) -> Edit:
 
 
 def keep(into: list[Tensor]) -> Edit:
-    """An edit that changes nothing and keeps the tensor."""
+    """An edit that does not change the tensor and appends it to a list."""
     return lambda x: into.append(x.detach())

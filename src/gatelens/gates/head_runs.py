@@ -43,12 +43,13 @@ def run_heads(
         logits = run_heads(model, tokens, gates, corrupt.heads, start=clean)
 
     Arguments:
-        gates: (row, layer, head); 1 is the head's own output, 0 the source's. They may require gradients.
+        gates: (row, layer, head). A gate of 1 gives the head's own output, a gate of 0 that of the source. Gates may
+            require gradients.
         source: what closed gates read.
         mask: nonzero for real tokens; None if there is no padding.
         start: the plain run of the same tokens; layers below the first closed gate are then not run again.
         logits_at: the positions whose logits are computed.
-        context: rows run together as far as its memory budget allows.
+        context: its memory budget decides how many rows run together.
 
     Returns:
         (row, prompt, vocab) at the last position, or (row, ..., vocab) as ``logits_at`` says. Cost: at most 1 forward
@@ -57,7 +58,7 @@ def run_heads(
     _check_gates(model, gates)
     if start is not None and (not start.streams or start.tokens.shape != tokens.shape):
         raise GatelensError(
-            "start is the run of other prompts, or was captured without streams: capture a run of these prompts."
+            "start is a run of other prompts, or was captured without streams: capture these prompts with streams."
         )
     n_logits = tokens.numel() if logits_at == "all" else len(tokens)
     n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
@@ -109,7 +110,7 @@ def _mix(gates: Tensor, source: Tensor | None) -> Edit:
 
     def edit(z: Tensor) -> Tensor:
         own = z.unflatten(-1, (heads, -1)).unflatten(0, (rows, -1))
-        # In float32 even for a half-precision model: it would lose gates near 1 and their gradients.
+        # In float32 even for a half-precision model: half precision would round gates near 1, and their gradients.
         open_ = gates.to(z.device, torch.promote_types(z.dtype, torch.float32))[:, None, None, :, None]
         mixed = own * open_
         if source is not None:
@@ -127,9 +128,9 @@ def mean_heads(run: Run) -> list[Float[Tensor, "head dim"]]:
 
 
 def _check_gates(model: Model, gates: Tensor) -> None:
-    wanted = (model.n_layers, model.n_heads)
-    if gates.ndim != 3 or tuple(gates.shape[1:]) != wanted or len(gates) == 0:
+    shape = (model.n_layers, model.n_heads)
+    if gates.ndim != 3 or tuple(gates.shape[1:]) != shape or len(gates) == 0:
         raise GatelensError(
-            f"head gates of {model.name} must have the shape (row, {wanted[0]}, {wanted[1]}), that is (row, layer, "
+            f"head gates of {model.name} must have the shape (row, {shape[0]}, {shape[1]}), that is (row, layer, "
             f"head), and not {tuple(gates.shape)}."
         )

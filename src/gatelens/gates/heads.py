@@ -1,6 +1,6 @@
-"""The level of heads: a gate mixes a head's output with its source.
+"""The level of heads: a gate mixes a head's output with a source.
 
-Gates: (row, layer, head). Embedding and MLPs always run on the clean prompt.
+The gates are (row, layer, head). The embedding and the MLPs always run on the clean prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gatelens.gates.gradients import Metric, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
-from gatelens.gates.level import Cost, GateSet, Level, Scores, Source
+from gatelens.gates.level import Cost, GateSet, Level, SharedScores, Source
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
 from gatelens.model import Model
 from gatelens.model.components import Head
@@ -26,7 +26,7 @@ from gatelens.tasks.base import Bucket, CircuitTask
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores(Scores):
+class HeadScores(SharedScores):
     """How much each head matters for a task, in units of the metric, mean over prompts."""
 
     scores: Shaped[Tensor, "layer head"]
@@ -37,20 +37,13 @@ class HeadScores(Scores):
     def level(self) -> Heads:
         return HEADS
 
-    @property
-    def is_sample(self) -> bool:
-        return self.measured is not None
-
     def gate_sets(self) -> list[GateSet]:
-        every = torch.ones_like(self.scores, dtype=torch.bool)
-        return [GateSet(self.scores, every if self.measured is None else self.measured)]
+        all_heads = torch.ones_like(self.scores, dtype=torch.bool)
+        return [GateSet(self.scores, all_heads if self.measured is None else self.measured)]
 
     def gate(self, number: int, position: int) -> tuple[Head, str]:
         head = Head(*divmod(position, self.scores.shape[1]))
         return head, str(head)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"scores": self.scores}
 
     def by_head(self) -> Float[Tensor, "layer head"]:
         return self.scores
@@ -75,7 +68,7 @@ class Heads(Level[HeadScores]):
         return [torch.arange(model.n_layers * model.n_heads)]
 
     def grid(self, total: int, points: int = 0) -> list[int]:
-        """Every number up to 150 and then every tenth, or numbers that are evenly spaced."""
+        """Every number up to 150 and then every tenth number; if ``points`` is given, evenly spaced numbers."""
         if not points:
             return sorted({*range(min(total, 150) + 1), *range(150, total, 10), total})
         return sorted({round(i * total / (points - 1)) for i in range(points)})
@@ -88,8 +81,8 @@ class Heads(Level[HeadScores]):
     ) -> HeadSource:
         if source == "zero":
             return None
-        means: HeadSource = mean() if source == "mean" else capture(model, tokens, streams=False).heads
-        return means
+        heads: HeadSource = mean() if source == "mean" else capture(model, tokens, streams=False).heads
+        return heads
 
     def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> HeadSource:
         runs = [capture(model, tokens, streams=False).heads for tokens in batches]
@@ -113,7 +106,7 @@ class Heads(Level[HeadScores]):
     def attribute(
         self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
     ) -> Shaped[Tensor, "layer head"]:
-        """(clean z - corrupt z) . d metric / d z of every head, summed over prompts and positions."""
+        """Compute (clean z - corrupt z) . d metric / d z of every head, summed over prompts and positions."""
         clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
         scores = torch.zeros(model.n_layers, model.n_heads, dtype=model.wide_dtype)
         for point in points:
@@ -151,7 +144,7 @@ class Heads(Level[HeadScores]):
         return gradient_numbers(model, length)
 
     def rows_at_once(self, model: Model) -> int:
-        """The heads of one layer: larger batches leave the processor's cache and gain nothing."""
+        """The heads of one layer. Larger batches do not fit into the processor's cache and are not faster."""
         return model.n_heads
 
 

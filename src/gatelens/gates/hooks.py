@@ -13,7 +13,13 @@ Edit = Callable[[Tensor], Tensor | None]
 
 
 class Hooks(ExitStack):
-    """Use as ``with Hooks() as hooks: hooks.before(module, edit); ...; run the model``."""
+    """Hooks on the modules of a model, which are removed at the end of the block.
+
+    Example:
+        with Hooks() as hooks:
+            hooks.before(module, edit)
+            model.hf(tokens)
+    """
 
     def before(self, module: nn.Module, edit: Edit) -> None:
         """Pass the module's input (its first argument, or ``hidden_states``) through ``edit``."""
@@ -39,7 +45,7 @@ class Hooks(ExitStack):
 
     def instead(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         """Run ``forward`` instead of the module's own forward."""
-        own = module.__dict__.get("forward")  # accelerate sets one on the instance
+        own = module.__dict__.get("forward")  # accelerate sets a forward on the instance
 
         def restore() -> None:
             if own is None:

@@ -3,11 +3,10 @@
 Everything above this room (patching, attribution, top-k circuits, curves, validity, saving, tables) is written once,
 for any `Level`. A level knows how to run a model with gates, how to capture what a closed gate reads, how to
 differentiate, which gates exist and what they are called, and what a row of gates costs. A new level is a new file with
-a subclass of
-`Level` and one of `Scores`; `LEVELS` lists them.
+a subclass of `Level` and one of `Scores`, and an entry in `gatelens.gates.LEVELS`.
 
 Gates have a leading *row* axis: each row is one circuit, and many circuits are evaluated in one batch. A gate of 1 lets
-the clean value pass, a gate of 0 replaces it by the value of the *source*: the corrupt run's, a mean, or zero.
+the clean value pass, a gate of 0 replaces it by the value of the *source*: the corrupt run, a mean, or zero.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ class ScoredGate(NamedTuple):
 
 
 class GateSet(NamedTuple):
-    """Gates that compete in one ranking: their scores, and where a gate exists and has a score. Equal shapes."""
+    """Gates that are ranked together. Both tensors have the same shape."""
 
     scores: Shaped[Tensor, ...]
-    exists: Bool[Tensor, ...]
+    exists: Bool[Tensor, ...]  # True where a gate exists and has a score
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a level costs for one prompt, in forward passes."""
+    """What work at a level costs for one prompt, in forward passes."""
 
     captures: float  # runs that attribution needs besides its forward-backward passes
     patch: float  # closing one gate alone
@@ -58,17 +57,16 @@ class Cost:
 
 
 def rank(scores: Shaped[Tensor, " gate"], by: Ranking = "absolute") -> Int[Tensor, " gate"]:
-    """Positions of the scores from best to worst. Equal scores keep their order, so a ranking is reproducible."""
+    """The positions of the scores, from best to worst. Equal scores keep their order, so a ranking is reproducible."""
     return torch.argsort(scores.abs() if by == "absolute" else scores, descending=True, stable=True)
 
 
 class Scores(ABC):
     """What a method returns: one number for each gate of a level.
 
-    The score of a gate is how much the metric falls when the gate is closed, so a positive score helps the task.
-    Rankings
-    use the absolute value unless asked otherwise: ranking by the signed score keeps only what helps, and such circuits
-    exceed the effect of the whole model.
+    The score of a gate is how much the metric falls when the gate is closed, so a gate with a positive score helps the
+    task. Rankings use the absolute value by default: a ranking by the signed score keeps only gates that help, and the
+    effect of such circuits exceeds that of the whole model.
     """
 
     method: str
@@ -85,21 +83,30 @@ class Scores(ABC):
 
     @abstractmethod
     def gate_sets(self) -> list[GateSet]:
-        """The rankings' competitors: one set if all prompts share their gates, otherwise one for each prompt.
+        """The gates that are ranked together: one set if all prompts share their gates, otherwise one for each prompt.
 
-        Prompts are in the order of the task's buckets.
+        The sets of prompts are in the order of the task's buckets.
         """
 
     @abstractmethod
     def gate(self, number: int, position: int) -> tuple[Any, str]:
-        """A gate and its name, from the number of its set and its position in the flattened set."""
+        """A gate and its name.
+
+        Arguments:
+            number: the number of its gate set (`gate_sets`).
+            position: its position in the flattened set.
+        """
+
+    @abstractmethod
+    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " _member"]:
+        """How often each possible member of a circuit is among the top k. Used to compare the circuits of two runs."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name. `Level.read_scores` is the inverse."""
+        """The tensors to save, by name. `Level.read_scores` is the inverse."""
 
     def orders(self, by: Ranking = "absolute") -> list[Int[Tensor, " _gate"]]:
-        """For each gate set the positions of its gates in the flattened set, from best to worst."""
+        """For each gate set, the positions of its gates in the flattened set, from best to worst."""
         orders = []
         for scores, exists in self.gate_sets():
             positions = exists.flatten().nonzero()[:, 0]
@@ -122,33 +129,47 @@ class Scores(ABC):
         chosen = [best[i] for i in ranked.tolist()]
         return [ScoredGate(*self.gate(number, position), score) for number, position, score in chosen]
 
-    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " member"]:
-        """How often each gate is among the top k: 0 or 1. Used to compare the circuits of two runs."""
+    def by_head(self) -> Float[Tensor, "layer head"] | None:
+        """A score for each head, for a heat map; None if the gates do not belong to heads."""
+        return None
+
+
+class SharedScores(Scores):
+    """Scores of gates that all prompts share, so that there is one gate set."""
+
+    scores: Tensor  # one number for each gate
+    measured: Tensor | None  # where a gate was scored; None: all gates were
+
+    @property
+    def is_sample(self) -> bool:
+        return self.measured is not None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scores": self.scores}
+
+    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " gate"]:
+        """1 for each gate among the top k, 0 for all others."""
         [gate_set], [order] = self.gate_sets(), self.orders(by)
         members = torch.zeros(gate_set.scores.numel())
         members[order[:k]] = 1
         return members[gate_set.exists.flatten()]
-
-    def by_head(self) -> Float[Tensor, "layer head"] | None:
-        """A score for each head, for a heat map; None if the gates do not belong to heads."""
-        return None
 
 
 S = TypeVar("S", bound=Scores)
 
 
 class Level(ABC, Generic[S]):
-    """What gates act on. See the top of this module."""
+    """What gates act on. The top of this module says what a level has to know."""
 
     name: ClassVar[str]
-    noun: ClassVar[str]  # what a count counts, for people
+    noun: ClassVar[str]  # the plural noun for gates of this level, in messages and figures
     sources: ClassVar[tuple[Source, ...]]  # what a closed gate may read
     shared: ClassVar[bool]  # whether all prompts share their gates
     cost: ClassVar[Cost]
-    log_axis: ClassVar[bool]  # whether counts are so many that curves have a logarithmic axis
-    head_map: ClassVar[str]  # what `Scores.by_head` means; empty if gates do not belong to heads
+    log_axis: ClassVar[bool] = False  # whether there are so many gates that curves need a logarithmic axis
+    head_map: ClassVar[str] = ""  # what `Scores.by_head` means; empty if gates do not belong to heads
 
-    # Which gates there are
+    # Which gates exist
 
     @abstractmethod
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
@@ -156,11 +177,11 @@ class Level(ABC, Generic[S]):
 
     @abstractmethod
     def n_gates(self, graph: Graph, length: int) -> int:
-        """How many gates a model of this graph has for a prompt of this length."""
+        """How many gates a model with this graph has on a prompt of this length."""
 
     @abstractmethod
     def positions(self, model: Model, *runs: Any) -> list[Int[Tensor, " _gate"]]:
-        """Positions of all gates in the flattened shape, in the order in which the model computes them.
+        """The positions of all gates in the flattened shape, in the order in which the model computes them.
 
         Arguments:
             runs: captured runs (`capture`) of one batch, if prompts have their own gates. A gate exists if any run has
@@ -171,22 +192,27 @@ class Level(ABC, Generic[S]):
         """
 
     def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
-        """How many gates the circuit of the top k really keeps."""
+        """How many gates the circuit of the top k keeps after gates without an effect are removed."""
         return min(k, len(order))
 
     def prune(self, model: Model, gates: Bool[Tensor, "row ..."]) -> Bool[Tensor, "row ..."]:
-        """Remove gates that are kept without any effect. By default all stay."""
+        """Remove the gates of circuits that have no effect. By default none is removed."""
         return gates
 
-    @abstractmethod
     def grid(self, total: int, points: int = 0) -> list[int]:
-        """The numbers of gates to keep in a curve, from 0 to all; ``points=0`` gives a grid that suits the level."""
+        """The numbers of gates to keep in a curve, from 0 to all. By default they are spaced by their logarithm.
+
+        Arguments:
+            total: the number of gates.
+            points: how many numbers; 0 gives a grid that suits the level.
+        """
+        return log_grid(total, points or 32)
 
     # Runs
 
     @abstractmethod
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Any:
-        """A plain run with everything that gates at this level need; it has ``logits`` (prompt, vocab)."""
+        """Run the model without gates and capture what this level needs. The run has ``logits`` (prompt, vocab)."""
 
     @abstractmethod
     def closed(
@@ -196,12 +222,13 @@ class Level(ABC, Generic[S]):
 
         Arguments:
             tokens: the corrupt prompts of the batch.
-            mean: gives the mean over all corrupt prompts (`mean`).
+            source: where the values come from.
+            mean: computes the mean over all corrupt prompts (`Level.mean`), if the source is the mean.
         """
 
     def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> Any:
         """What a closed gate reads if its source is the mean over these prompts and all their positions."""
-        raise GatelensError(f"{self.noun} have no mean: closed gates read {' or '.join(self.sources)}.")
+        raise GatelensError(f"{self.noun} have no mean: closed gates can read {' or '.join(self.sources)}.")
 
     @abstractmethod
     def reads(self, run: Any) -> Any:
@@ -228,7 +255,7 @@ class Level(ABC, Generic[S]):
 
     @abstractmethod
     def attribute(self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]) -> Shaped[Tensor, ...]:
-        """``(clean - corrupt contribution) . d metric / d input`` of every gate on one batch.
+        """Compute ``(clean - corrupt contribution) . d metric / d input`` of every gate on one batch.
 
         The gradient is averaged over these points of the straight path of input embeddings from corrupt (0) to clean
         (1). Levels whose prompts share their gates sum over the batch's prompts.
@@ -238,7 +265,7 @@ class Level(ABC, Generic[S]):
 
     @abstractmethod
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
-        """Scores from what `attribute` gave for each batch."""
+        """Scores from the results of `attribute`, one for each batch."""
 
     @abstractmethod
     def patched(
@@ -259,17 +286,17 @@ class Level(ABC, Generic[S]):
 
     @abstractmethod
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:
-        """The scores that `Scores.tensors` gave."""
+        """The scores whose `Scores.tensors` were saved."""
 
     # Memory, in float32 numbers
 
     @abstractmethod
     def row_numbers(self, model: Model, length: int) -> int:
-        """How many numbers one row of one prompt holds while it runs."""
+        """How many numbers a run holds for one row of gates and one prompt."""
 
     @abstractmethod
     def closed_numbers(self, model: Model, length: int) -> int:
-        """How many numbers stay in memory for one prompt: what closed gates read."""
+        """How many numbers of what closed gates read stay in memory for one prompt."""
 
     @abstractmethod
     def attribute_numbers(self, model: Model, length: int) -> int:
@@ -283,18 +310,18 @@ class Level(ABC, Generic[S]):
         """Raise an error if closed gates of this level cannot read this source."""
         if source not in self.sources:
             raise GatelensError(
-                f"no source '{source}' for {self.noun}: what a circuit leaves out is set to {', '.join(self.sources)}."
+                f"no source '{source}' for {self.noun}: closed gates can read {' or '.join(self.sources)}."
             )
 
 
 def log_grid(total: int, points: int) -> list[int]:
-    """Numbers from 0 to the total, spaced evenly by their logarithm."""
+    """Numbers from 0 to the total that are evenly spaced by their logarithm."""
     spaced = torch.logspace(0, torch.log10(torch.tensor(float(total))).item(), points - 1)
     return sorted({0, *(min(total, round(k)) for k in spaced.tolist()), total})
 
 
 def top_masks(order: Int[Tensor, " gate"], ks: Sequence[int], size: int, complement: bool) -> Bool[Tensor, "row size"]:
-    """For each k the mask of the first k positions of an order or, for the complement, of all others in it."""
+    """For each k, the mask of the first k positions of an order or, for the complement, of its other positions."""
     masks = torch.zeros(len(ks), size, dtype=torch.bool)
     for mask, k in zip(masks, ks, strict=True):
         mask[order[k:] if complement else order[:k]] = True

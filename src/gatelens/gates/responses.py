@@ -20,7 +20,7 @@ from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 
-_STREAM = 1 << 17  # about how many numbers the input of a layer holds for one part of a batch
+_STREAM = 1 << 17  # a batch is split into parts in which the input of a layer has about this many numbers
 _SHORT = 256  # tokens; longer sequences always use the attention that the model was loaded with
 
 
@@ -35,11 +35,12 @@ def response_log_probs(
     """Log-probability of each response, summed over its tokens, under each row of gates.
 
     Arguments:
-        gates: may require gradients.
-        source: what a closed gate lets through (`run_heads`); None is zero.
+        gates: they may require gradients.
+        source: what closed gates read (`run_heads`); None is zero.
 
     Returns:
-        At least float32. Cost: 1 forward for each row, without the logits that predict no response.
+        The log-probabilities, in float32 or wider. Cost: 1 forward for each row, with only the logits that predict a
+        response.
     """
     context = context or Context()
     predicts, examples, targets = places(batch)
@@ -108,7 +109,7 @@ def places(
     Returns:
         predicts: whether the logits at a position predict a response token.
         examples: for each response token, the example that it belongs to.
-        ids: for each response token, its id and those of the tokens that are as right; -1 where there are fewer.
+        ids: for each response token, its id and the ids of all other right tokens, filled up with -1.
     """
     predicts = torch.zeros_like(batch.targets)
     predicts[:, :-1] = batch.targets[:, 1:]  # the logits that predict a token are one position before it
@@ -130,10 +131,10 @@ def token_counts(batch: ResponseBatch) -> Int[Tensor, " example"]:
 
 
 def parts_at_once(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
-    """On a CPU, a batch in parts with examples of similar lengths, because padding costs as much as text there.
+    """On a CPU, split a batch into parts with examples of similar lengths, because padding costs as much as text there.
 
-    A part has enough tokens for the arithmetic to outweigh the calls, but not more than fit well into the caches. Other
-    devices run the whole batch at once.
+    A part has so many tokens that the overhead of a call does not matter, and so few that they fit into the caches. On
+    other devices the whole batch is one part.
 
     Arguments:
         rows: how many rows of gates each part is run with.
@@ -169,7 +170,7 @@ def _fast_attention(model: Model, batch: ResponseBatch) -> Iterator[None]:
 
 
 def check_responses(model: Model, task: ResponseTask) -> None:
-    """Raise an error that names the first example that this model cannot read."""
+    """Raise an error that names the first example that this model cannot use."""
     if not task.examples:
         raise GatelensError(f"the task {task.name} has no examples: give it at least one.")
     vocabulary = int(model.hf.config.vocab_size)

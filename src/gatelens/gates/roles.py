@@ -1,6 +1,6 @@
-"""What learned head gates say: the role of every head in a task, and the contrast between two tasks.
+"""The results of learned head gates: the role of every head in a task, and the contrast between two tasks.
 
-These are results only. ``methods/head_gating.py`` and ``methods/contrast.py`` make them, and reports read them.
+``methods/head_gating.py`` and ``methods/contrast.py`` compute them, and reports read them.
 """
 
 from __future__ import annotations

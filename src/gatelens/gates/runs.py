@@ -62,18 +62,28 @@ def capture(
 def forward(
     model: Model, tokens: Tensor, mask: Tensor | None, hooks: Hooks, logits_at: LogitsAt, rows: int = 1
 ) -> Tensor:
-    """The model's logits under the hooks that are set: (prompt, vocab), (prompt, position, vocab) or (picked, vocab).
+    """Run the model with the hooks that are registered.
 
-    With several rows the prompts are repeated row by row, and so is the first axis of what comes out.
+    Arguments:
+        tokens: (prompt, position).
+        mask: (prompt, position), nonzero for real tokens; None if there is no padding.
+        hooks: the registered hooks. The hook that selects positions is added to them.
+        logits_at: the positions whose logits are computed.
+        rows: how many gate rows run together. The prompts are repeated as a whole, once for each row.
+
+    Returns:
+        (row * prompt, vocab) for the last position, (row * prompt, position, vocab) for all positions, or (chosen,
+        vocab) for a mask.
     """
     if tokens.shape[1] > model.context:
         raise GatelensError(
-            f"a prompt of {tokens.shape[1]} tokens does not fit into {model.name}, which reads {model.context}."
+            f"a prompt of {tokens.shape[1]} tokens does not fit into {model.name}, which reads {model.context}: "
+            "shorten the prompt."
         )
     hooks.before(model.anatomy.unembed, lambda hidden: pick(hidden, mask, logits_at, rows))
     inputs: dict[str, Any] = {"input_ids": repeat(tokens.to(model.device), rows), "use_cache": False}
     if mask is not None:
-        # Positions count real tokens, or padding on the left would shift every one of them.
+        # Positions count only real tokens. Otherwise padding on the left would shift all of them.
         real = mask.to(model.device)
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
         inputs |= {"attention_mask": repeat(real.long(), rows), "position_ids": repeat(positions, rows)}
@@ -89,7 +99,7 @@ def skip_to(model: Model, layer: int, stream: Tensor, hooks: Hooks, rows: int = 
 
 
 def pick(hidden: Tensor, mask: Tensor | None, logits_at: LogitsAt, rows: int) -> Tensor:
-    """The positions of hidden (row * prompt, position, width) whose logits are wanted."""
+    """Select the positions of ``hidden`` (row * prompt, position, width) whose logits are computed."""
     if isinstance(logits_at, Tensor):
         return hidden[repeat(logits_at.to(hidden.device), rows)]
     if logits_at == "all":
@@ -102,7 +112,7 @@ def pick(hidden: Tensor, mask: Tensor | None, logits_at: LogitsAt, rows: int) ->
 
 
 def repeat(x: Tensor, rows: int) -> Tensor:
-    """The first axis, repeated as a whole ``rows`` times."""
+    """Repeat a tensor as a whole along its first axis, ``rows`` times."""
     return x if rows == 1 else x.repeat(rows, *[1] * (x.ndim - 1))
 
 

@@ -1,4 +1,4 @@
-"""Attribution: score all gates by gradients, for the price of a few runs.
+"""Attribution: score all gates by gradients, at the cost of a few runs.
 
 The score of a gate is ``(clean - corrupt contribution) . d metric / d destination input``, on the clean run
 (attribution patching; EAP for edges: Syed et al., arXiv 2310.10348), or with the gradient averaged over points of the
@@ -27,13 +27,13 @@ from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.batches import batches
 
 FORWARD_BACKWARD = 2
-"""Forward passes that a forward-backward pass takes, with frozen weights."""
+"""The cost of a forward-backward pass with frozen weights, in forward passes."""
 
 
 def midpoints(steps: int) -> list[float]:
-    """Where the path from corrupt (0) to clean (1) is evaluated. One step is the clean end: plain attribution."""
+    """The points at which the path from corrupt (0) to clean (1) is evaluated. One step is the clean end only."""
     if steps < 1:
-        raise GatelensError(f"steps is {steps}: it must be at least 1. One step is plain attribution, more are a path.")
+        raise GatelensError(f"steps is {steps}: it must be at least 1. 1 is plain attribution, more are EAP-IG.")
     return [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
 
 
@@ -41,7 +41,8 @@ def attribute(level: Level[S], model: Model, task: CircuitTask, steps: int = 1, 
     """The score of every gate of a level by attribution.
 
     Arguments:
-        steps: 1 takes gradients on the clean run; more average them over the midpoints of the path of embeddings.
+        steps: with 1, gradients are taken on the clean run; with more, they are averaged over the midpoints of as many
+            steps on the path of embeddings from corrupt to clean.
 
     Returns:
         Scores of the level. Cost: ``level.cost.captures`` forwards and ``steps`` forward-backward passes.
@@ -73,7 +74,7 @@ def attribute_attention(
 ) -> AttentionScores:
     """`attribute` at the level of attention edges: (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i.
 
-    Memory: of (T, T) for each head.
+    Memory: (T, T) numbers for each head, where T is the number of tokens.
     """
     return attribute(ATTENTION, model, task, steps, context=context)
 

@@ -1,7 +1,7 @@
 """Contrastive head gating: gates that keep the responses of one task and lose those of another.
 
-Both tasks ask for the same thing in different ways, for example for a relation between words by an instruction and by
-examples in the prompt. Heads that are open for one way and closed for the other tell them apart. (Nam et al., "Causal
+Both tasks ask for the same thing in different ways: for example, one asks for the opposite of a word by an instruction,
+the other by examples in the prompt. The gates show which heads only one of the two ways needs. (Nam et al., "Causal
 Head Gating", arXiv 2505.13737.)
 """
 
@@ -59,7 +59,7 @@ def fit_contrast(
     Arguments:
         keep: the task whose responses are kept.
         lose: the task whose responses are lost.
-        context: the memory budget, and where the fits are kept so that a killed run resumes.
+        context: the memory budget, and where fits are saved so that a killed run resumes.
 
     Returns:
         The gates and their effect. Cost: 2 forward-backwards for each update and seed.

@@ -62,7 +62,7 @@ def fit_head_gates(
     Arguments:
         task: prompts with target responses. The response of a circuit task is its answer, or any of its answers if
             several are right.
-        context: the memory budget, and where the fits are kept so that a killed run resumes.
+        context: the memory budget, and where fits are saved so that a killed run resumes.
 
     Returns:
         The fitted gates and the scores of each kind. Cost: 3 x updates forward-backwards for each seed.

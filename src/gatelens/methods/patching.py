@@ -25,7 +25,7 @@ from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.batches import batches
 
 Direction = Literal["noising", "denoising"]
-_PIECE = 64  # most rows in one piece of work
+_PIECE = 64  # at most this many rows in one piece of work
 
 
 def patch(
@@ -79,7 +79,7 @@ def patch_edges(
 def patch_attention(
     model: Model, task: CircuitTask, sample: int | None = None, *, seed: int = 0, context: Context | None = None
 ) -> AttentionScores:
-    """`patch` at the level of attention edges. Cost: 4 forwards, and one for each edge of the longest prompt."""
+    """`patch` at the level of attention edges. Cost: 4 forwards, and one for each edge of the prompt with the most."""
     return patch(ATTENTION, model, task, sample=sample, seed=seed, context=context)
 
 
@@ -146,7 +146,8 @@ class _Patching:
             chosen.append(positions[_choose(len(positions), self.sample, self.seed * 1_000_003 + prompt)])
             self.set_of_prompt[prompt] = len(self.sums)
             self._new_set(size, chosen[-1])
-        # A prompt with fewer gates closes its last one again; a prompt without gates closes one that does not exist.
+        # All prompts need the same number of rows: a prompt with fewer gates closes its last gate again, and a prompt
+        # without gates closes one that does not exist.
         n_rows = max(map(len, chosen))
         last = [closed[-1:] if len(closed) else torch.zeros(1, dtype=torch.int64) for closed in chosen]
         filled = [
@@ -187,7 +188,7 @@ class _Patching:
 
 
 def _choose(n: int, sample: int | None, seed: int) -> list[int]:
-    """All of n, or a random sample in ascending order that depends on the seed only."""
+    """All numbers below n, or a random sample of them in ascending order, which only the seed decides."""
     if sample is None or sample >= n:
         return list(range(n))
     return sorted(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:sample].tolist())

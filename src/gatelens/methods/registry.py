@@ -1,8 +1,7 @@
 """Methods are registered values: ways of giving every gate of a level a score.
 
-Each file of this room makes a `Method` and registers it when it is imported; `method_named` imports all of them. To add
-a
-method, add a file: the command line, studies, cost estimates and the reference read the registry.
+Each file of this room makes a `Method` and registers it when it is imported; `methods` and `method_named` import all of
+them. To add a method, add a file: the command line, studies, cost estimates and the reference read the registry.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Method:
     """A way of scoring gates.
 
     Arguments:
-        name: as in ``--method``.
+        name: the value of ``--method``.
         score: called as score(level, model, task, settings, context); returns scores of the level.
-        levels: names of the levels that it works on.
+        levels: the names of the levels that it works on.
         forwards: called as forwards(level, n_gates, settings); the cost for one prompt in forward passes.
         paper: where it is published.
         help: one line for the command line.
@@ -60,7 +59,7 @@ _METHODS: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:
-    """Add a method. Two methods of one name are an error in the code."""
+    """Add a method to the registry and return it. Two methods must not have the same name."""
     if method.name in _METHODS:
         raise ValueError(f"the method {method.name} is registered twice")
     _METHODS[method.name] = method
