@@ -16,6 +16,7 @@ from blocks import PAGES, ROOT, Block, blocks, commands
 
 import gatelens
 from gatelens import cli
+from gatelens.gates import LEVELS
 from gatelens.loading import loader as loading
 from gatelens.methods import registry
 from gatelens.model.families import FAMILIES
@@ -34,9 +35,9 @@ RUNNING = [page for page in PAGES if any(block.run for block in blocks(page))]
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
-    """Undo what a page registers (families, tasks and methods) and forget the modules that it saves."""
+    """Undo what a page registers (families, tasks, levels and methods) and forget the modules that it saves."""
     registry.methods()  # registers all methods of the package
-    tables: list[Any] = [FAMILIES, TASKS, registry._METHODS]
+    tables: list[Any] = [FAMILIES, TASKS, LEVELS, registry._METHODS]
     before = [dict(table) for table in tables]
     modules = set(sys.modules)
     yield
