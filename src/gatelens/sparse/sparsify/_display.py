@@ -14,7 +14,7 @@ from gatelens.sparse.sparsify._log import Record
 
 
 class Display:
-    """Shows loss, KL, open edges, multiplier, tokens per second and time left."""
+    """Shows loss, KL, open edges, open keys per query and head, multiplier, tokens per second and time left."""
 
     def __init__(self, done: int, steps: int, progress: Progress | None, console: Console | None) -> None:
         self.done, self.steps, self.console, self.progress = done, steps, console, progress
@@ -26,8 +26,8 @@ class Display:
         self.done += 1
         numbers = (
             f"loss {record['cross_entropy']:.3f} ({record['above_dense']:+.3f})  KL {record['kl']:.4f}  "
-            f"open {100 * record['open']:.2f}%  multiplier {record['multiplier']:.3g}  "
-            f"{record['tokens_per_second']:.0f} tokens/s"
+            f"open {100 * record['open']:.2f}%  keys per query {record['keys_per_query']:.2f}  "
+            f"multiplier {record['multiplier']:.3g}  {record['tokens_per_second']:.0f} tokens/s"
         )
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=self.done, numbers=numbers)

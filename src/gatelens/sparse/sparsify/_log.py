@@ -23,6 +23,7 @@ FIELDS = (
     "above_dense",
     "expected_open",
     "open",
+    "keys_per_query",
     "multiplier",
     "tokens_per_second",
 )

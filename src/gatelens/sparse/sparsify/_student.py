@@ -15,7 +15,8 @@ from gatelens.model import Model
 from gatelens.model.families import family_of
 from gatelens.sparse._head_gates import is_gate_parameter
 from gatelens.sparse.adapters import adapter_name
-from gatelens.sparse.in_model import BIAS, is_sparse, make_sparse
+from gatelens.sparse.calibration import calibrate
+from gatelens.sparse.in_model import BIAS, gate_values, is_sparse, make_sparse
 from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify._sharding import shard_like
 from gatelens.sparse.sparsify.settings import SparsifySettings
@@ -38,10 +39,19 @@ class Student:
                 f"{model.name} is sparse already and keeps its biases: leave out bias and bias_end, or give the dense "
                 "model that it was made from."
             )
+        if settings.gate == "probability" and is_sparse(model.hf) and gate_values(model.hf).gate == "score":
+            raise GatelensError(
+                f"{model.name} is sparse already and its gates see scores: leave out gate, or give the dense model "
+                "that it was made from."
+            )
         lora = settings.weights == "lora"
         shared = {id(p): p for p in model.hf.parameters()} if lora and share else {}
         self.hf: Any = copy.deepcopy(model.hf, shared)
-        make_sparse(self.hf, None if is_sparse(self.hf) else settings.bias, learned=settings.learn_bias)
+        self.is_new = not is_sparse(model.hf)  # so that its gates have to be chosen
+        if self.is_new and settings.gate == "probability":
+            make_sparse(self.hf, learned=True, gate="probability")  # `calibrate` gives them their values
+        else:
+            make_sparse(self.hf, settings.bias if self.is_new else None, learned=settings.learn_bias)
         self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
         if not lora:
             self.hf.requires_grad_(True)
@@ -54,12 +64,23 @@ class Student:
 
     def biases(self) -> list[nn.Parameter]:
         """The learned biases, one (head,) for each layer."""
-        return [p for name, p in self.hf.named_parameters() if p.requires_grad and name.endswith("gate_bias")]
+        return self._trained_gates(".gate_bias")
+
+    def offsets(self) -> list[nn.Parameter]:
+        """The learned u and w of probability gates, two (head, width) for each layer."""
+        return self._trained_gates(".gate_query.weight", ".gate_key.weight")
+
+    def rest_values(self) -> list[nn.Parameter]:
+        """The learned rest values of probability gates, one (head, dim) for each layer."""
+        return self._trained_gates(".gate_rest")
 
     def weights(self) -> list[nn.Parameter]:
-        """The trained parameters that are not biases."""
+        """The trained parameters that do not belong to gates."""
         named = self.trained.named_parameters()
-        return [p for name, p in named if p.requires_grad and not name.endswith("gate_bias")]
+        return [p for name, p in named if p.requires_grad and not is_gate_parameter(name)]
+
+    def _trained_gates(self, *endings: str) -> list[nn.Parameter]:
+        return [p for name, p in self.hf.named_parameters() if p.requires_grad and name.endswith(endings)]
 
     def state(self) -> dict[str, Tensor]:
         """The trained parameters by name."""
@@ -88,6 +109,18 @@ class Student:
     def set_bias(self, bias: float | Tensor) -> None:
         """Give all heads biases that are not learned."""
         make_sparse(self.hf, bias)
+
+    @torch.no_grad()
+    def calibrate(self, tokens: Int[Tensor, "sequence token"], open_mass: float) -> None:
+        """Give probability gates their first values, which follow from the attention without gates on some sequences.
+
+        Cost: two forward passes of the sequences.
+        """
+        values = calibrate(self.hf, tokens, open_mass)
+        endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": ".gate_rest"}
+        for name, ending in endings.items():
+            for parameter, of_layer in zip(self._trained_gates(ending), getattr(values, name), strict=True):
+                parameter.copy_(of_layer)
 
     @torch.no_grad()
     def lower_biases(self, tokens: Int[Tensor, "sequence token"], most_open: float) -> None:

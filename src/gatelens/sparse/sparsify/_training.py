@@ -35,7 +35,16 @@ from gatelens.sparse.sparsify.settings import SparsifySettings
 DIVERGED = 3.0  # nats above the target and above the first loss: no constraint brings a model back from there
 LEAST_OPEN = 1e-12  # the logarithm of a smaller expected share is not differentiated, as that of 0 has no gradient
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-MEASURED = ("constrained", "kl", "cross_entropy", "above_dense", "expected_open", "open", "not_finite")
+MEASURED = (
+    "constrained",
+    "kl",
+    "cross_entropy",
+    "above_dense",
+    "expected_open",
+    "open",
+    "keys_per_query",
+    "not_finite",
+)
 Numbers = dict[str, float]
 
 
@@ -57,6 +66,8 @@ class Training:
         groups: list[dict[str, Any]] = [
             {"params": student.weights(), "lr": settings.learning_rate},
             {"params": student.biases(), "lr": settings.bias_learning_rate},
+            {"params": student.offsets(), "lr": settings.offset_learning_rate},
+            {"params": student.rest_values(), "lr": settings.rest_learning_rate},
         ]
         optimizer = torch.optim.Adam([group for group in groups if group["params"]], betas=(0.9, 0.99))
         self.rates = [group["lr"] for group in optimizer.param_groups]
@@ -118,7 +129,8 @@ class Training:
             objective = expected.clamp(min=LEAST_OPEN).log() + self.multiplier.now * loss + settings.distill * kl
             self.accelerator.backward(objective.mean() / settings.accumulate)
             opened = _share_of_all_pairs(record.open_share, record.pairs)
-        return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened)])
+            keys = record.open_keys.float()
+        return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened, keys)])
 
     @torch.no_grad()
     def _dense_log_probs(self, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:

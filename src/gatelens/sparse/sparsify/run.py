@@ -53,6 +53,7 @@ from gatelens.sparse.sparsify.judge import check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
 from gatelens.sparse.text import TextSource, files, keep_apart, sequences
 
+CALIBRATION = 8  # sequences that probability gates are calibrated on: the first ones that are trained on
 Tracker = Literal["tensorboard", "wandb"]
 
 
@@ -97,7 +98,8 @@ def sparsify(
         sharded = is_sharded(accelerator)
         student = Student(model, settings, share=not sharded)
         first_run = None if start is None else Path(start)
-        if first_run is not None and not (folder and Checkpoints(folder / "checkpoints").steps()):
+        resumes = bool(folder and Checkpoints(folder / "checkpoints").steps())
+        if first_run is not None and not resumes:
             student.load_state(_last_weights(first_run))
         processes = Processes(model.device) if folder else None
         with SparsifyFolder(folder, model, settings, texts.training, first_run, processes) as run:
@@ -105,6 +107,8 @@ def sparsify(
             with accelerator.main_process_first() if folder else nullcontext():
                 own = _own_text(model, texts.training, settings, folder, show and main)
             numbered = TrainingSequences(texts.training, own, settings.self_share, settings.seed)
+            if settings.gate == "probability" and student.is_new and first_run is None and not resumes:
+                student.calibrate(numbered.batch(range(CALIBRATION)), settings.open_mass)
             if settings.most_open < 1:
                 student.lower_biases(numbered.batch(range(4)).to(model.device), settings.most_open)
             dense = copy.deepcopy(model.hf) if sharded else model.hf.to(accelerator.device)  # sharding is in place

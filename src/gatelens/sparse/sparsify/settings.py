@@ -8,9 +8,13 @@ from pydantic import Field, model_validator
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.settings import EXECUTION, Settings
+from gatelens.sparse.gated_attention import Gate
+from gatelens.sparse.in_model import BIAS
 
 RATES = {"lora": 1e-3, "full": 1e-5}
 """The default learning rates, by what is trained."""
+BIAS_RATES: dict[Gate, float] = {"score": 0.03, "probability": 0.012}
+"""The default learning rates of the biases, by what gates see."""
 
 
 class SparsifySettings(Settings):
@@ -50,9 +54,33 @@ class SparsifySettings(Settings):
         0.0, ge=0, le=1, description="Share of the steps, at the end, in which the learning rates fall to 0."
     )
 
-    bias: float = Field(3.0, description="Gate bias of every head at the start; gates with a positive bias are open.")
+    gate: Gate = Field(
+        "score",
+        description="What the gates of a dense model see of an edge: its score, as in the paper, or its attention "
+        "probability, with learned offsets and rest values that calibration chooses before the first step.",
+    )
+    open_mass: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="Probability gates: share of each head's attention mass that calibration leaves open.",
+    )
+    offset_learning_rate: float = Field(
+        8e-4, gt=0, description="Probability gates: learning rate of the offsets of queries and keys, for Adam."
+    )
+    rest_learning_rate: float = Field(
+        1.5e-3, gt=0, description="Probability gates: learning rate of the rest values, for Adam."
+    )
+    bias: float = Field(
+        BIAS["score"], description="Gate bias of every head at the start; gates with a positive bias are open."
+    )
     learn_bias: bool = Field(True, description="Learn one bias for each head.")
-    bias_learning_rate: float = Field(0.03, gt=0, description="Learning rate of the learned biases, for Adam.")
+    bias_learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the learned biases, for Adam; by default 0.03 for score gates, 0.012 for "
+        "probability gates.",
+    )
     most_open: float = Field(
         1.0,
         gt=0,
@@ -102,16 +130,24 @@ class SparsifySettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_rate(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("learning_rate") is None:
-            return {**values, "learning_rate": RATES.get(values.get("weights", "lora"))}
-        return values
+    def _default_rates(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        defaults = {
+            "learning_rate": RATES.get(values.get("weights", "lora")),
+            "bias_learning_rate": BIAS_RATES.get(values.get("gate", "score")),
+        }
+        return values | {name: rate for name, rate in defaults.items() if values.get(name) is None}
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         with_kl = self.constraint == "kl"  # distill would do what the multiplier does, and each_row nothing
         between = self.multiplier_low <= self.multiplier <= self.multiplier_high
+        of_scores = self.gate == "score"
+        calibrated = "if the gate is 'probability', because calibration chooses the biases"
         requirements = [
+            ("bias", of_scores or self.bias == BIAS["score"], f"left out {calibrated}"),
+            ("learn_bias", of_scores or self.learn_bias, f"True {calibrated} and training changes them"),
             ("each_row", not self.each_row or self.relative, "False if the target is not relative"),
             ("each_row", not (with_kl and self.each_row), "False if the constraint is 'kl'"),
             ("distill", not (with_kl and self.distill), "0 if the constraint is 'kl'"),

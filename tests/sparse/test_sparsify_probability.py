@@ -1,0 +1,152 @@
+"""Post-training of a dense model with probability gates: calibration, learning rates, resuming, the written model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import prompts, tiny
+from torch import Tensor
+
+import gatelens
+from gatelens.errors import GatelensError
+from gatelens.model import Model
+from gatelens.sparse.calibration import calibrate
+from gatelens.sparse.in_model import gate_values, is_sparse, make_sparse
+from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
+from gatelens.sparse.sparsify._log import Log
+from gatelens.sparse.sparsify._sequences import TrainingSequences
+from gatelens.sparse.sparsify.run import CALIBRATION
+from gatelens.sparse.text import sequences
+
+SMALL: dict[str, Any] = {"gate": "probability", "batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 2}
+RATES = ("learning_rate", "bias_learning_rate", "offset_learning_rate", "rest_learning_rate")
+FAST: dict[str, Any] = {**SMALL, "target": 1.0, **dict.fromkeys(RATES, 1e-2)}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred random words."""
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model that is loaded from a folder."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    model = tiny("llama")
+    model.hf.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return gatelens.load(folder, check=False)
+
+
+def logits(hf: Any) -> Tensor:
+    with torch.no_grad():
+        return hf(input_ids=prompts()).logits
+
+
+def log_of(folder: Path, name: str) -> list[float]:
+    return [record[name] for record in Log(folder, 10**9).records]
+
+
+def test_training_lowers_keys_per_query(stories: Model, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    story.write_text("Once upon a time there was a little girl called Lily. She liked to play in the park. " * 30)
+    settings = SparsifySettings(
+        gate="probability", steps=25, batch=4, length=32, warmup=3, bias_learning_rate=0.1, target=0.1
+    )
+    calibrated = copy.deepcopy(stories)
+    tokens = sequences(stories.tokenizer, story, 32)
+    first_sequences = TrainingSequences(tokens, tokens[:0], 0.0, 0).batch(range(CALIBRATION))
+    make_sparse(calibrated.hf, **vars(calibrate(calibrated.hf, first_sequences, settings.open_mass)))
+    first = evaluate(calibrated, story, stories, length=32)["story"]
+    sparse = sparsify(stories, story, settings, out=tmp_path / "run")
+    last = evaluate(sparse, story, stories, length=32)["story"]
+    assert last.keys_per_query < 0.8 * first.keys_per_query
+    assert last.kl < max(settings.target, first.kl)
+    keys = log_of(tmp_path / "run", "keys_per_query")
+    assert keys[0] == pytest.approx(first.keys_per_query, rel=0.5)
+    assert keys[-1] < keys[0]
+    assert not is_sparse(stories.hf)
+
+
+def test_training_starts_from_calibrated_gates(base: Model, text: Path) -> None:
+    """With learning rates of almost 0 the result has the gates that calibration on the first sequences gives."""
+    still = dict.fromkeys(RATES, 1e-12)
+    sparse = sparsify(base, text, SparsifySettings(steps=1, open_mass=0.7, **SMALL, **still))
+    tokens = sequences(base.tokenizer, text, 8)
+    first = TrainingSequences(tokens, tokens[:0], 0.0, 0).batch(range(CALIBRATION))
+    expected, gates = calibrate(base.hf, first, 0.7), gate_values(sparse.hf)
+    assert gates.gate == "probability"
+    for name in ("bias", "query", "key", "rest"):
+        torch.testing.assert_close(getattr(gates, name), getattr(expected, name), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "names"),
+    [("bias_learning_rate", ["bias"]), ("offset_learning_rate", ["query", "key"]), ("rest_learning_rate", ["rest"])],
+)
+def test_each_part_has_its_learning_rate(base: Model, text: Path, rate: str, names: list[str]) -> None:
+    """Adam's first step moves a parameter by its learning rate."""
+    still = sparsify(base, text, SparsifySettings(steps=1, **SMALL, **dict.fromkeys(RATES, 1e-12)))
+    rates = {**dict.fromkeys(RATES, 1e-12), rate: 1e-3}
+    sparse = sparsify(base, text, SparsifySettings(steps=1, **SMALL, **rates))
+    for name in ("bias", "query", "key", "rest"):
+        change = getattr(gate_values(sparse.hf), name) - getattr(gate_values(still.hf), name)
+        assert change.abs().max().item() == pytest.approx(1e-3 if name in names else 0.0, rel=0.01, abs=1e-8)
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_a_resumed_run_has_the_same_losses(base: Model, text: Path, tmp_path: Path, weights: Any) -> None:
+    def run(out: str, steps: int) -> Model:
+        return sparsify(base, text, SparsifySettings(steps=steps, weights=weights, **FAST), out=tmp_path / out)
+
+    whole = run("whole", 4)
+    run("halves", 2)
+    halves = run("halves", 4)
+    for name in ("constrained", "expected_open", "keys_per_query", "multiplier"):
+        assert log_of(tmp_path / "halves", name) == log_of(tmp_path / "whole", name)
+    assert torch.equal(logits(halves.hf), logits(whole.hf))
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_the_written_model_is_the_student(base: Model, text: Path, tmp_path: Path, merge: bool) -> None:
+    sparse = sparsify(base, text, SparsifySettings(steps=2, merge=merge, **FAST), out=tmp_path / "run")
+    again = gatelens.load(tmp_path / "run", check=False)
+    torch.testing.assert_close(logits(again.hf), logits(sparse.hf), rtol=1e-5, atol=1e-5)
+    for name in ("bias", "query", "key", "rest"):
+        assert torch.equal(getattr(gate_values(again.hf), name), getattr(gate_values(sparse.hf), name))
+    assert gate_values(sparse.hf).query.abs().max() > 0  # type: ignore[union-attr]
+    more = sparsify(base, text, SparsifySettings(steps=1, **FAST), start=tmp_path / "run")  # not calibrated again
+    change = gate_values(more.hf).query - gate_values(sparse.hf).query  # type: ignore[operator]
+    assert change.abs().max() < 0.011
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"bias": 2.0}, "bias is 2.0: it must be left out if the gate is 'probability'"),
+        ({"learn_bias": False}, "learn_bias is False: it must be True if the gate is 'probability'"),
+    ],
+)
+def test_settings_that_calibration_replaces(changes: Any, says: str) -> None:
+    with pytest.raises(GatelensError, match=says):
+        SparsifySettings(gate="probability", **changes)
+
+
+def test_gates_that_see_scores_stay(text: Path) -> None:
+    sparse = tiny("llama")
+    make_sparse(sparse.hf, 1.0)
+    with pytest.raises(GatelensError, match="is sparse already and its gates see scores"):
+        sparsify(sparse, text, SparsifySettings(steps=1, **SMALL))
+
+
+def test_the_bias_learning_rate_depends_on_the_gate() -> None:
+    assert SparsifySettings().bias_learning_rate == 0.03
+    assert SparsifySettings(gate="probability").bias_learning_rate == 0.012
+    assert SparsifySettings().changed({}) == []
