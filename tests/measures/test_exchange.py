@@ -113,7 +113,7 @@ def test_a_circuit_of_others_can_be_evaluated(tmp_path: Path) -> None:
         ("{", "is not a JSON graph"),
         ("[1]", "is not a circuit"),
         ('{"cfg": {}, "edges": []}', "is not a circuit"),
-        (by_hand(cfg={"n_layers": 3, "n_heads": 4}), "3 layers of 4 heads, this model has 2 of 4"),
+        (by_hand(cfg={"n_layers": 3, "n_heads": 4}), "3 layers of 4 heads, but this model has 2 layers of 4 heads"),
         (by_hand(cfg={}), "None layers"),
         (by_hand(edges={"input->a9.h0<q>": {"score": 1.0}}), "an edge 'input->a9.h0<q>' that this model does not have"),
         (by_hand(edges={"nonsense": {"score": 1.0}}), "an edge 'nonsense'"),

@@ -75,7 +75,10 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
         (lambda f: change(f / "asked.json", kind="recipe"), "'recipe', which a report does not show"),
         (lambda f: change(f / "result.json", model=["a"]), "model is ['a']: it must be a text"),
         (lambda f: change(f / "result.json", graph={"n_layers": 3}), "graph.n_heads is missing"),
-        (lambda f: change(f / "result.json", settings={"level": "edges", "colour": 1}), "no setting 'settings.colour'"),
+        (
+            lambda f: change(f / "result.json", settings={"level": "edges", "colour": 1}),
+            "settings.colour: no setting 'colour'",
+        ),
         (
             lambda f: change(f / "example.json", prompts=[{"tokens": ["one"], "answer": ""}]),
             "does not fit its 1 tokens",

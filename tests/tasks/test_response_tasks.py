@@ -91,7 +91,7 @@ def test_there_are_at_least_300_items(name: str, gpt2: Any) -> None:
 
 def test_a_bad_batch_size_or_side_is_an_error(gpt2: Any) -> None:
     made = make("math", gpt2, n=2)
-    with pytest.raises(GatelensError, match="the size is 1 or more"):
+    with pytest.raises(GatelensError, match="give a size of at least 1"):
         list(made.batches(0))
     with pytest.raises(GatelensError, match="'middle'"):
         list(made.batches(2, "middle"))  # type: ignore[arg-type]

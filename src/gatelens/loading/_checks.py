@@ -1,4 +1,4 @@
-"""The check at load: is the description of a model's family true for this model?
+"""The checks at load: is the description of a model's family right for this model?
 
 Every result of gatelens depends on five facts about the model:
 
@@ -145,7 +145,7 @@ def _compare(model: Model, computed: Tensor, expected: Tensor, claim: str) -> No
     """Raise an error with this claim if two tensors differ by more than rounding."""
     computed, expected = widen(computed), widen(expected).to(computed.device)
     error = ((computed - expected).abs().max() / expected.abs().max().clamp(min=1e-12)).item()
-    if not error <= _TOLERANCE[model.dtype]:  # also true if the error is nan
+    if not error <= _TOLERANCE[model.dtype]:  # an error of nan fails too
         _fail(model, f"{claim} (relative error {error:.2g})")
 
 

@@ -81,9 +81,11 @@ def _hub_explanation(source: str, causes: list[BaseException]) -> GatelensError:
             "in with `hf auth login`."
         )
     if among(errors.RemoteEntryNotFoundError):
-        return GatelensError(f"'{source}' on the hub is not a transformers model: it lacks a file that one needs.")
-    # What is left are connection errors. Their types belong to the HTTP library of huggingface_hub, which is another
-    # one in each of its major versions.
+        return GatelensError(
+            f"'{source}' on the hub is not a transformers model, because a file is missing: check the name."
+        )
+    # Only connection errors are left. They have the types of the HTTP library that huggingface_hub uses, which differs
+    # between its major versions.
     return GatelensError(
         f"{here}, and it could not be downloaded from the hub.{hint} Check the name and the network connection, or "
         "give the path of a downloaded folder."

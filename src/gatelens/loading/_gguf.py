@@ -67,7 +67,8 @@ def _convert(gguf: Path, folder: Path) -> None:
             "of Llama, Mistral, Qwen, Phi-3, Gemma and some other families."
         ) from error
     refuse_incomplete(str(gguf), info)
-    # The weights are float32 now, but the config still says that they are quantised, and such a model is not saved.
+    # The weights are float32 now, but the config still says that they are quantised, and transformers refuses to save
+    # such a model.
     fields = {name: value for name, value in hf.config.to_dict().items() if name != "quantization_config"}
     unquantised = type(hf)(type(hf.config)(**fields))
     unquantised.load_state_dict(hf.state_dict())

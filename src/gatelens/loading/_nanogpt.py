@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 
-HEAD_SIZE = 64  # of all GPT-2 models
+HEAD_SIZE = 64  # the size of a head in all GPT-2 models
 _STATE_KEYS = ("model", "model_state_dict", "state_dict")  # where training scripts put the state dict
 _PREFIXES = ("_orig_mod.", "module.")  # added by torch.compile and by data parallelism
 _TRANSPOSED = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -31,7 +31,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int | None]:
     """Read a checkpoint file.
 
     Returns:
-        The state dict, without prefixes, and the number of heads if the checkpoint says it.
+        The state dict, without prefixes, and the number of heads, or None if the checkpoint does not record it.
     """
     data = _unpickle(path)
     arguments = data.get("model_args", {}) if isinstance(data, dict) else {}
@@ -135,7 +135,7 @@ def _without_prefixes(name: str) -> str:
 
 
 def _check_names(path: Path, state: Mapping[str, Tensor]) -> int:
-    """The number of layers. Missing or unknown names of weights raise an error."""
+    """Check the names of all weights and return the number of layers."""
     layers = {int(match[1]) for name in state if (match := re.match(r"transformer\.h\.(\d+)\.", name))}
     # Old versions of nanoGPT save the causal mask as a buffer.
     names = {name for name in state if not re.fullmatch(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", name)}

@@ -66,7 +66,7 @@ def convert_checkpoint(
         tokenizer: the folder or hub id whose tokenizer the model uses.
         bias: make a model with gated attention whose gates all have this bias. Default: a dense model.
         heads: heads in each layer, if the checkpoint does not say it. Default: the width divided by 64.
-        activation: the activation of the MLPs, which no checkpoint says: ``gelu`` (nanoGPT) or ``gelu_new`` (OpenAI).
+        activation: the activation of the MLPs, which is not in the file: ``gelu`` (nanoGPT) or ``gelu_new`` (OpenAI).
 
     Returns:
         A summary of what was written.
@@ -125,7 +125,7 @@ def convert_adapter(source: str, out: str | Path) -> Model:
         with quiet():
             save_sparse(model.hf, temporary)
             model.tokenizer.save_pretrained(temporary)
-        for name in (ABOUT, WEIGHTS, "README.md"):  # they say what the model was made from, and how good it is
+        for name in (ABOUT, WEIGHTS, "README.md"):  # these say what the model was made from, and how good it is
             if (adapter / name).exists():
                 shutil.copy(adapter / name, temporary)
 

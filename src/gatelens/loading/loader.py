@@ -69,7 +69,7 @@ def load(
 
 
 def _read(source: str, options: ReadOptions) -> tuple[Any, Any]:
-    """The Hugging Face model and tokenizer. What kind of source it is decides how they are read."""
+    """Read the Hugging Face model and tokenizer of any kind of source."""
     path = path_of(source)
     if is_adapter(path):
         return _read_adapter(path, options)
@@ -100,7 +100,10 @@ def _read_adapter(folder: Path, options: ReadOptions) -> tuple[Any, Any]:
 def _llama2c_checkpoint(folder: Path) -> Path:
     """The one llama2.c checkpoint in a folder that is not a Hugging Face model."""
     files = [file for file in sorted(folder.glob("*.bin")) if is_llama2c(file) and file.name[:3] != "tok"]
-    if len(files) != 1:
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise GatelensError(f"the folder {folder} has several llama2.c checkpoints ({names}): give the path of one.")
+    if not files:
         raise GatelensError(
             f"the folder {folder} does not contain a model: it has no config.json. "
             "Give a folder that save_pretrained wrote, a .gguf file, a hub id or a built-in name."
@@ -120,7 +123,7 @@ def _read_llama2c(path: Path, options: ReadOptions) -> tuple[Any, Any]:
 
 
 def _absolute(source: str) -> str:
-    """What opens the same model from any working directory: an absolute path, or the name itself."""
+    """A source that opens the same model from any working directory: an absolute path, or the name itself."""
     path = Path(source)
     return str(path.resolve()) if source not in BUILT_IN and path.exists() else source
 

@@ -1,1 +1,1 @@
-"""What is measured of gates: top-k circuits, curves, ablation, validity, and the files they are saved in."""
+"""What is measured with gates: top-k circuits, curves, ablation, validity, and the files that hold the results."""

@@ -1,4 +1,4 @@
-"""Test head roles by ablation: how does the target response change without the top heads of a kind?"""
+"""Test head roles by ablation: how does the log-probability of the response change without the top heads of a kind?"""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class AblationCurve:
         kind: facilitation, irrelevance, interference, or random.
         ablated: how many heads are forced to 0 at each point.
         changes: the change at each point, for each seed.
-        heads: how many heads are of this kind (a score of 0.5 or more). In a random order, all heads are.
-        own: the change if exactly the heads of this kind are ablated, or as many of them as at the last point. None in
-            runs of early versions.
+        heads: how many heads are of this kind (a score of 0.5 or more). For a random order, all heads count.
+        own: the change if exactly the heads of this kind are ablated, but not more heads than at the last point. None
+            in runs of early versions.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class AblationCurve:
     def of_kind(self) -> Float[Tensor, " point"]:
         """How many of the ablated heads are of this kind, mean over seeds.
 
-        If that is fewer than the ablated heads, no head of this kind is left, and the others are the next in the order.
+        If fewer than all ablated heads are, no head of this kind was left, and the next heads in the order were taken.
         """
         return torch.minimum(self.ablated, self.heads[:, None]).float().mean(0)
 
@@ -92,10 +92,10 @@ def ablation_curve(
     Arguments:
         task: examples that the roles were not fitted on.
         kind: facilitation, irrelevance, interference, or ``random`` for a random order, which is the baseline.
-        most: n goes from 0 to this. If fewer heads are of the kind, ablating exactly these is measured too.
+        most: the largest n. If fewer heads are of this kind, ablating exactly these heads is measured too.
         every: the step between two values of n.
         batch: examples in a batch.
-        context: the memory budget, and where finished pieces are kept so that a killed run resumes.
+        context: the memory budget, and where finished pieces are saved so that a killed run resumes.
 
     Returns:
         One curve for each seed of the roles. Cost: 2 forwards for each n above 0 and seed.

@@ -1,6 +1,6 @@
 """The result of a circuit job, and the files that it is saved in.
 
-``result.json``         `CircuitRecord`: what was found, in numbers
+``result.json``         the summary (`CircuitRecord`)
 ``scores.safetensors``  the score of every gate, for each task seed
 ``curve.*``             the explained effect (`curve_files`)
 ``circuit.json``        edge circuits in the format of EAP-IG (`exchange`)
@@ -33,7 +33,7 @@ from gatelens.runtime.settings import EXECUTION, Settings
 
 
 class CircuitSettings(CurveSettings):
-    """What to look for, and how."""
+    """The settings of `find_circuit` and ``gatelens circuit``: which gates to score, how, and on how many prompts."""
 
     level: str = Field(
         default="heads", description="gates on heads, on edges between components, or on attention edges"
@@ -99,7 +99,7 @@ class CircuitRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class CircuitResult:
-    """A ranking of all gates for each task seed, the curve of its circuits, and what speaks for them."""
+    """The scores of all gates for each task seed, the curve of their circuits, and how far these can be trusted."""
 
     model: str
     task: str
@@ -119,7 +119,7 @@ class CircuitResult:
 
 
 def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRecord:
-    """Write all files of a result but ``result.json``, and return what that file shall hold."""
+    """Write all files of a result except ``result.json``, and return the contents of that file."""
     first = result.settings.seed
     tensors = {
         f"seed-{seed}.{name}": tensor
@@ -149,9 +149,10 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
 
 
 def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
-    """A saved result.
+    """Read a saved result.
 
     Arguments:
+        folder: the run folder.
         scores: also read the scores of all gates, which are large for attention edges.
     """
     folder = Path(folder)
@@ -165,7 +166,7 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         load_curve(folder),
         record.validity,
         record.seconds,
-        # The first runs did not say whether the model is sparse; its name has to decide.
+        # The first versions did not record whether the model is sparse, so its name has to decide.
         "sparse" in record.model if record.sparse is None else record.sparse,
         record.dense,
         graph,
@@ -173,7 +174,7 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
 
 
 def record_dense(folder: Path, dense: str | None) -> None:
-    """Change the name of the dense model that a saved circuit is compared with. It does not change any number."""
+    """Record the name of the dense model that a saved circuit is compared with. No other entry changes."""
     saved = read_json(folder / RESULT)
     if saved.get("dense") != dense:
         write_json(folder / RESULT, {**saved, "dense": dense})
@@ -185,8 +186,8 @@ def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None) ->
     all_scores: list[Scores] = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         prefix = f"seed-{seed}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        if not own or (graph is None and settings.level == EDGES.name):
+        of_seed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if not of_seed or (graph is None and settings.level == EDGES.name):
             raise GatelensError(f"{folder} lacks the scores of task seed {seed}: run the job again.")
-        all_scores.append(LEVELS[settings.level].read_scores(own, graph, settings.method))  # type: ignore[arg-type]
+        all_scores.append(LEVELS[settings.level].read_scores(of_seed, graph, settings.method))  # type: ignore[arg-type]
     return all_scores

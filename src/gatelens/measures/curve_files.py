@@ -44,14 +44,14 @@ def save_curve(curve: Curve, folder: Path) -> None:
     named = [(curve.ranking, curve), *([("random", curve.random)] if curve.random is not None else [])]
     points = [
         (name, *numbers)
-        for name, drawn in named
-        for numbers in zip(*(x.tolist() for x in (drawn.kept, drawn.effect, drawn.low, drawn.high)), strict=True)
+        for name, line in named
+        for numbers in zip(*(x.tolist() for x in (line.kept, line.effect, line.low, line.high)), strict=True)
     ]
     write_csv(folder / "curve.csv", ["ranking", "kept", "effect", "low", "high"], points)
 
 
 def load_curve(folder: str | Path) -> Curve:
-    """The curve of a saved run, with its random baseline."""
+    """Read the curve of a saved run, with its random baseline."""
     folder = Path(folder)
     record = read_record(folder / "curve.json", CurveRecord)
     tensors = read_tensors(folder / "curve.safetensors")

@@ -46,14 +46,14 @@ class CurveSettings(Settings):
 class Curve:
     """The explained effect of a ranking's circuits, for one or several task seeds.
 
-    The metric of every prompt is kept, so that bands can be computed again: a 95 % bootstrap over prompts and, if there
-    are several, over seeds.
+    The metric of every prompt is stored, so that the band can be computed again: a 95 % bootstrap interval over prompts
+    and, if there are several, over seeds.
     """
 
     level: str  # the name of the level
     total: int  # number of gates
     asked: list[int]  # (point,) the k of each top-k circuit
-    kept: Float[Tensor, " point"]  # gates really kept, mean over seeds
+    kept: Float[Tensor, " point"]  # gates in each circuit after pruning, mean over seeds
     metrics: Float[Tensor, "seed point prompt"]
     none: Float[Tensor, "seed prompt"]  # metric with nothing kept
     everything: Float[Tensor, "seed prompt"]  # metric with everything kept
@@ -68,28 +68,30 @@ class Curve:
 
     @property
     def low(self) -> Tensor:
+        """The lower end of the band: (point,)."""
         return self._band[0]
 
     @property
     def high(self) -> Tensor:
+        """The upper end of the band: (point,)."""
         return self._band[1]
 
     def count_at(self, threshold: float = 0.9) -> float | None:
-        """The smallest number of gates whose effect is at least the threshold, also at the next point.
+        """The smallest number of gates whose effect is at least the threshold, and stays so at the next point.
 
-        None if the curve never reaches it. A curve that ends with everything kept reaches every threshold up to 1.
+        None if the curve does not reach it. A curve that ends with everything kept reaches every threshold up to 1.
         """
         point = self.point_at(threshold)
         return None if point is None else float(self.kept[point])
 
     def point_at(self, threshold: float = 0.9) -> int | None:
-        """The point of :meth:`count_at`."""
+        """The index of the point that `count_at` counts; None if the curve does not reach the threshold."""
         reached = (self.effect >= threshold - 1e-6).tolist()
         points = range(len(reached))
         return next((i for i in points if reached[i] and all(reached[i : i + 2])), None)
 
     def _effects(self, weights: Tensor) -> Tensor:
-        """Effects under weights of the prompts (draw, seed, prompt): (draw, point)."""
+        """The explained effects with weighted prompts: weights (draw, seed, prompt) -> effects (draw, point)."""
         weights = weights.to(self.none.dtype)
         gained = torch.einsum("wsp,skp->wsk", weights, self.metrics - self.none[:, None])
         possible = torch.einsum("wsp,sp->ws", weights, self.everything - self.none)
@@ -105,8 +107,8 @@ class Curve:
         drawn = torch.randint(prompts, (_RESAMPLES, seeds, prompts), generator=generator)
         weights = torch.zeros(_RESAMPLES, seeds, prompts).scatter_add_(2, drawn, torch.ones(drawn.shape))
         if seeds > 1:
-            which = torch.randint(seeds, (_RESAMPLES, seeds), generator=generator)
-            times = torch.zeros(_RESAMPLES, seeds).scatter_add_(1, which, torch.ones(which.shape))
+            drawn_seeds = torch.randint(seeds, (_RESAMPLES, seeds), generator=generator)
+            times = torch.zeros(_RESAMPLES, seeds).scatter_add_(1, drawn_seeds, torch.ones(drawn_seeds.shape))
             weights = weights * times[..., None]
         effects = self._effects(weights)
         return torch.quantile(effects, 0.025, dim=0), torch.quantile(effects, 0.975, dim=0)
@@ -121,10 +123,10 @@ def explained_effect(
     grid_end: int | None = None,
     context: Context | None = None,
 ) -> Curve:
-    """The curve of these scores: keep the top k, set everything else to its source, for a grid of k.
+    """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
 
     Arguments:
-        grid_end: the largest k of the grid, if it is above the number of gates. Curves that are pooled need one grid.
+        grid_end: the largest k of the grid, if it is above the number of gates. Curves need the same grid to be pooled.
 
     Returns:
         A curve over one task seed. Cost: ``level.cost.circuit`` forwards for each circuit: 1 for heads and attention
@@ -151,7 +153,11 @@ def edges_effect(
 ) -> tuple[float, float]:
     """The explained effect of a given set of edges, and that of all other edges. Cost: four edge circuits.
 
-    For circuits that other tools wrote (`gatelens.measures.exchange.read_graph`).
+    Use it for circuits that other tools wrote (`gatelens.measures.exchange.read_graph`).
+
+    Arguments:
+        kept: the edges of the circuit.
+        source: what all other edges read.
     """
     edges = Graph.of(model.anatomy).edges.flatten().nonzero()[:, 0]
     chosen = kept.flatten()[edges]
@@ -168,7 +174,9 @@ def edges_effect(
 def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:
     """How many times fewer gates the sparse model needs: dense count / sparse count. Below 1, it needs more."""
     if dense.level != sparse.level:
-        raise GatelensError(f"a curve of {dense.level} and a curve of {sparse.level} have no multiplier.")
+        raise GatelensError(
+            f"a curve of {dense.level} and a curve of {sparse.level} have no multiplier: give curves of the same level."
+        )
     counts = dense.count_at(at), sparse.count_at(at)
     if counts[0] is None or counts[1] is None:
         raise GatelensError(
@@ -178,7 +186,7 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:
 
 
 def pool(curves: Sequence[Curve]) -> Curve:
-    """The curves of several task seeds as one, with a band over seeds and prompts."""
+    """Join the curves of several task seeds into one, with a band over seeds and prompts."""
     first = curves[0]
     if any(curve.asked != first.asked or curve.none.shape != first.none.shape for curve in curves):
         raise GatelensError("only curves with the same grid and the same number of prompts can be pooled.")
@@ -195,7 +203,7 @@ def pool(curves: Sequence[Curve]) -> Curve:
 
 
 def _evaluate(circuits: Circuits, ks: list[int], name: str, settings: CurveSettings) -> Curve:
-    """The metrics of the circuits of a grid, which begins with nothing and ends with everything."""
+    """Evaluate the circuits of a grid that begins with no gates and ends with all of them."""
     cuts = [ks[start : start + _ROWS] for start in range(0, len(ks), _ROWS)]
     context = circuits.context
     context.begin(f"{name}: {circuits.level.noun} kept", len(cuts) * len(circuits.batches))

@@ -1,4 +1,4 @@
-"""One or two clean prompts of a run with the model's attention on them, for people to look at."""
+"""The first clean prompts of a run with the model's attention on them, for the report page."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
 
 
 def load_example(folder: str | Path) -> list[ExamplePrompt]:
-    """The example prompts of a saved run; an empty list if they were too long, or if an old version saved the run."""
+    """Read the example prompts of a saved run. There are none if they were too long or if an old version saved it."""
     folder = Path(folder)
     if not (folder / _RECORD).exists():
         return []

@@ -28,7 +28,7 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
 
     Arguments:
         kept: the edges of the circuit.
-        width: of the residual stream; the format records it.
+        width: the width of the residual stream, which the format records.
     """
     graph = scores.graph
     # A node is in the graph if an edge of the circuit leaves it. The two ends are always in the graph.
@@ -51,7 +51,7 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
 
 
 def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor, "source destination"]]:
-    """The scores and the circuit in a JSON graph.
+    """Read the scores and the circuit of a JSON graph.
 
     Arguments:
         graph: the component graph of the model that the file must fit.
@@ -64,8 +64,9 @@ def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor,
     shape = (config.get("n_layers"), config.get("n_heads"), bool(config.get("parallel_attn_mlp")))
     if shape != (graph.n_layers, graph.n_heads, graph.parallel):
         raise GatelensError(
-            f"{path} is a circuit of a model with {shape[0]} layers of {shape[1]} heads, this model has "
-            f"{graph.n_layers} of {graph.n_heads}{' (parallel blocks)' if graph.parallel else ''}."
+            f"{path} is a circuit of a model with {shape[0]} layers of {shape[1]} heads"
+            f"{' in parallel blocks' if shape[2] else ''}, but this model has {graph.n_layers} layers of "
+            f"{graph.n_heads} heads{' in parallel blocks' if graph.parallel else ''}: give a circuit of the same model."
         )
     scores = torch.zeros(graph.n_sources, graph.n_destinations)
     kept = torch.zeros(graph.n_sources, graph.n_destinations, dtype=torch.bool)
@@ -76,7 +77,9 @@ def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor,
         source, _, destination = name.partition("->")
         place = sources.get(source, -1), destinations.get(destination, -1)
         if min(place) < 0 or not graph.edges[place] or not isinstance(edge, dict):
-            raise GatelensError(f"{path} has an edge '{name}' that this model does not have.")
+            raise GatelensError(
+                f"{path} has an edge '{name}' that this model does not have: give a circuit of the same model."
+            )
         scores[place] += _number(path, name, edge.get("score"))
         count[place] += 1
         kept[place] |= bool(edge.get("in_graph", False))
@@ -93,7 +96,7 @@ def _number(path: str | Path, name: str, score: Any) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise GatelensError(f"no file {path}: give a JSON graph that EAP-IG or gatelens wrote.") from error
     except (OSError, ValueError) as error:

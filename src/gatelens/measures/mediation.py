@@ -1,4 +1,4 @@
-"""Compare head gating with causal mediation: do heads that patching marks facilitate more than all others?"""
+"""Compare head gating with causal mediation: do the heads with high patching scores facilitate more than all others?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PatchingComparison:
     """Facilitation of the heads that patching marks and of all others, and Welch's t-test that both are equal.
 
     Arguments:
-        marked: the heads that patching marks, best first.
+        marked: the heads with the largest patching scores, best first.
         facilitation: mean over the marked heads and over seeds.
         others: mean over all other heads and over seeds.
         t: the statistic of the test; not a number if all heads have the same facilitation.

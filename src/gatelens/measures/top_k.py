@@ -51,7 +51,9 @@ class Circuits:
     ) -> Circuits:
         """The circuits of these scores."""
         if scores.is_sample:
-            raise GatelensError("only a sample of the gates has scores: a circuit needs a score for every gate.")
+            raise GatelensError(
+                "only a sample of the gates has scores: score all gates, because a circuit ranks all of them."
+            )
         scores.level.check_source(source)
         return cls(scores.level, model, task, scores.orders(ranking), source, context or Context())
 
@@ -67,9 +69,9 @@ class Circuits:
         return batches(self.task, lambda n: level.row_numbers(model, n) + level.closed_numbers(model, n), self.context)
 
     def counts(self, ks: Sequence[int]) -> list[float]:
-        """How many gates each circuit really keeps, mean over prompts."""
+        """How many gates each circuit keeps after pruning (`Level.count`), mean over prompts."""
         counts = [[self.level.count(self.model, order, k) for order in self.orders] for k in ks]
-        return [sum(each) / len(each) for each in counts]
+        return [sum(by_order) / len(by_order) for by_order in counts]
 
     def gates(self, batch: int, ks: Sequence[int], complement: bool = False) -> Bool[Tensor, "row ..."]:
         """The gates of each circuit on one batch. The complement keeps all gates but the top k."""
@@ -96,7 +98,7 @@ class Circuits:
             return replace(self, orders=[_shuffle(self.orders[0], seed)])
         prompts = {number: prompt for prompt, number in self._set_of_prompt.items()}
         seeds = [seed * 1_000_003 + prompts[number] for number in range(len(self.orders))]
-        return replace(self, orders=[_shuffle(order, one) for order, one in zip(self.orders, seeds, strict=True)])
+        return replace(self, orders=list(map(_shuffle, self.orders, seeds)))
 
     @cached_property
     def _set_of_prompt(self) -> dict[int, int]:
@@ -105,7 +107,7 @@ class Circuits:
 
     @cached_property
     def _closed(self) -> Any:
-        """What closed gates read in a batch, kept for the last batch that was asked for."""
+        """A function from the number of a batch to what closed gates read in it. It caches the last batch."""
 
         @lru_cache(maxsize=1)
         def mean() -> Any:

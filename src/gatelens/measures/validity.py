@@ -27,7 +27,7 @@ from gatelens.tasks.base import CircuitTask
 
 
 class Validity(Settings):
-    """What speaks for a circuit and against it."""
+    """How far a circuit can be trusted: agreement with patching, effect of the rest, overlap between task seeds."""
 
     correlation: float | None = Field(
         description="rank correlation of the scores with exact patching on a sample; None: they are exact, or all equal"
@@ -40,12 +40,16 @@ class Validity(Settings):
 
 
 def rank_correlation(a: Shaped[Tensor, " gate"], b: Shaped[Tensor, " gate"]) -> float:
-    """Spearman's rank correlation, -1..1; not a number if either side is constant."""
+    """Spearman's rank correlation, in -1..1; nan if a or b is constant."""
     return float(stats.spearmanr(a.numpy(), b.numpy()).statistic)
 
 
 def jaccard(a: Shaped[Tensor, " member"], b: Shaped[Tensor, " member"]) -> float:
-    """Shared members over all members, 0..1. a and b say how often each is a member."""
+    """The Jaccard index of two multisets, in 0..1: shared members over all members.
+
+    Arguments:
+        a, b: how often each member is in each of the multisets.
+    """
     return float(torch.minimum(a, b).sum() / torch.maximum(a, b).sum().clamp(min=1e-9))
 
 
@@ -60,9 +64,9 @@ def agreement_with_patching(
     per_set = sample if scores.level.shared else max(1, sample // len(task))
     exact = patch(scores.level, model, task, sample=per_set, seed=task.seed, context=context)
     pairs = list(zip(scores.gate_sets(), exact.gate_sets(), strict=True))
-    ours = torch.cat([own.scores[patched.exists] for own, patched in pairs])
-    exacts = torch.cat([patched.scores[patched.exists] for _, patched in pairs])
-    return rank_correlation(ours, exacts), len(ours)
+    checked = torch.cat([gate_set.scores[patched.exists] for gate_set, patched in pairs])
+    patching = torch.cat([patched.scores[patched.exists] for _, patched in pairs])
+    return rank_correlation(checked, patching), len(checked)
 
 
 def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Context | None = None) -> float:
@@ -78,7 +82,7 @@ def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Cont
 
 
 def overlap(all_scores: Sequence[Scores], k: int, ranking: Ranking) -> float | None:
-    """Mean Jaccard index of the top k between the scores of several seeds; None if there is one.
+    """Mean Jaccard index of the top k between the scores of several seeds; None if there is only one seed.
 
     Attention edges belong to prompts, which differ between seeds: there the number of top-k edges of each head is
     compared (the Jaccard index of multisets: the sum of the smaller counts over the sum of the larger ones).

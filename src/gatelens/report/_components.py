@@ -35,7 +35,7 @@ def connected_components(graph: Graph, edges: Iterable[Edge]) -> list[str]:
 
 
 def links(graph: Graph, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of a KV head and a head that it serves, among these components. The model joins them, not an edge."""
+    """Pairs of a KV head and a head that it serves, among these components. They are connected without an edge."""
     group_size, present = graph.n_heads // graph.n_kv_heads, set(names)
     pairs: list[tuple[str, str]] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Runs in words: their title and everything that is known about how they were made."""
+"""Describe runs in words: their title, and the settings that they were made with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def place(folder: Path) -> str:
-    """The path of a run from the current folder, or its last two parts: a page may be shared, without local paths."""
+    """The path of a run from the current folder, or its last two parts, so that a shared page shows no local paths."""
     relative = os.path.relpath(folder)
     return "/".join(folder.resolve().parts[-2:]) if relative.startswith("..") else relative
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gatelens.errors import GatelensError
+from gatelens.gates import LEVELS
 from gatelens.report._plans import (
     Plan,
     ablation_plan,
@@ -65,7 +66,7 @@ def draw_pictures(
 
 def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
     """The figures in the order of the page."""
-    for level in ("heads", "edges", "attention"):
+    for level in LEVELS:
         methods = dict.fromkeys(group.method for group in groups if group.level == level)
         for method in methods:
             yield kept_plan([group for group in groups if (group.level, group.method) == (level, method)])

@@ -95,13 +95,13 @@ def _sweep(bands: Ints, ends: Ints, weights: Floats, n_slots: int) -> Ints:
     return x.astype(np.int64)
 
 
-def _spread(wanted: Floats, n_slots: int) -> Floats:
-    """Different slots near the wanted positions, in the same order."""
-    order = np.argsort(wanted, kind="stable")
-    slots = np.clip(np.round(wanted[order]), 0, n_slots - 1)
-    for i in range(1, len(slots)):  # push components in an occupied slot to the right,
+def _spread(targets: Floats, n_slots: int) -> Floats:
+    """Different slots near the target positions, in the same order."""
+    order = np.argsort(targets, kind="stable")
+    slots = np.clip(np.round(targets[order]), 0, n_slots - 1)
+    for i in range(1, len(slots)):  # push components in an occupied slot to the right
         slots[i] = max(slots[i], slots[i - 1] + 1)
-    for i in range(len(slots) - 1, -1, -1):  # and back from the right end
+    for i in range(len(slots) - 1, -1, -1):  # push components beyond the right end back
         slots[i] = min(slots[i], n_slots - len(slots) + i)
     placed = np.empty_like(slots)
     placed[order] = slots

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from gatelens.gates import LEVELS
 from gatelens.gates.roles import KINDS
 from gatelens.model.components import Head
 from gatelens.report._runs import CircuitRun, RolesRun, SparsifyRun, labels
@@ -23,7 +24,6 @@ from gatelens.report.figures import (
     open_edges_figure,
     training_figure,
 )
-from gatelens.report.figures._kept import NOUNS
 
 Table = tuple[Sequence[str], list[Sequence[Any]]]  # the header, and the records
 _MOST_DRAWN = 60  # edges of a circuit graph
@@ -31,7 +31,7 @@ _MOST_DRAWN = 60  # edges of a circuit graph
 
 @dataclass(frozen=True)
 class Plan:
-    """A figure that is drawn later, one at a time, because a figure takes memory."""
+    """A figure that is not drawn yet. Figures are drawn one at a time, because each takes much memory."""
 
     title: str
     alt: str  # what the figure shows, in words
@@ -46,7 +46,7 @@ def titles(runs: Sequence[RolesRun]) -> dict[str, RolesRun]:
 
 def kept_plan(groups: Sequence[Group]) -> Plan:
     """Explained effect against the number of gates kept. The groups have one level, method and threshold."""
-    level, method, threshold = groups[0].level, groups[0].method, groups[0].threshold
+    noun, method, threshold = LEVELS[groups[0].level].noun, groups[0].method, groups[0].threshold
     curves = {group.task: {entry.label: entry.result.curve for entry in group.entries} for group in groups}
     pairs = dict.fromkeys(
         (entry.dense, entry.label) for group in groups for entry in group.entries if entry.dense is not None
@@ -70,8 +70,8 @@ def kept_plan(groups: Sequence[Group]) -> Plan:
         return ("task", "model", "ranking", "kept", "effect", "low", "high"), records
 
     return Plan(
-        f"{NOUNS[level].capitalize()} kept ({method})",
-        f"Explained effect against the number of {NOUNS[level].lower()} kept. At {threshold:.0%}: {'; '.join(needed)}.",
+        f"{noun[0].upper()}{noun[1:]} kept ({method})",
+        f"Explained effect against the number of {noun} kept. At {threshold:.0%}: {'; '.join(needed)}.",
         lambda: kept_figure(curves, threshold=threshold, pairs=list(pairs)),
         table,
     )
@@ -123,7 +123,7 @@ def head_scores_plan(group: Group) -> Plan:
 
 
 def circuit_plan(title: str, run: CircuitRun) -> Plan:
-    """The graph of a circuit of edges, as far as it can be read."""
+    """The graph of a circuit of edges, with at most as many edges as a reader can tell apart."""
     graph, curve, ranking = run.edge_graph, run.result.curve, run.result.settings.ranking
     point = curve.point_at(run.result.settings.threshold)
     n_edges = min(_MOST_DRAWN, curve.asked[-1] if point is None else max(1, curve.asked[point]))

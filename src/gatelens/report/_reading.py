@@ -1,4 +1,4 @@
-"""Read the saved runs of some folders. A run that cannot be read becomes one sentence, and the others are read."""
+"""Read the saved runs in some folders. A run that cannot be read is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
 from gatelens.runtime.files import read_json, read_numbers
 from gatelens.runtime.run_folder import ASKED, RESULT
 
-# What reading a file of the right form with wrong contents may raise.
+# Errors that reading a damaged file may raise.
 _UNREADABLE = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OSError)
 
 

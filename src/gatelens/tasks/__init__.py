@@ -139,7 +139,7 @@ def task(
         `task("ioi", model, n=32, seed=0, corruption="subject")`
     """
     if n is not None and n < 1:
-        raise GatelensError(f"n={n} is not possible: a task has at least one prompt.")
+        raise GatelensError(f"n is {n}: a task needs at least one prompt.")
     if str(name) in TASKS:
         return _built_in(str(name), model, DEFAULT_N if n is None else n, seed, options)
     path = Path(name)

@@ -38,7 +38,7 @@ def read(
     Arguments:
         path: the file.
         n: use only the first n good lines. The default is all of them, in their order.
-        seed: is stored in the task, and changes nothing.
+        seed: is stored in the task, but does not change the prompts.
         skip_bad: leave out bad lines with a warning. Without it, a bad line is an error.
         context: the number of tokens that the model can read. A line with more tokens is a bad line.
     """

@@ -84,7 +84,7 @@ def circuit_task(
     """Tokenise prompt pairs into a task. An error names the first pair that does not fit the tokenizer.
 
     Arguments:
-        name, seed, options: what `spec` has to say for the task to be built again.
+        name, seed, options: what `spec` records, so that the task can be built again.
         difference: the metric, a difference of logits or of probabilities.
     """
     tokens, problems = tokenise(tokenizer, pairs)
@@ -173,17 +173,17 @@ class ResponseTask:
         return len(self.examples)
 
     def batches(self, size: int, side: Literal["right", "left"] = "right") -> Iterator[ResponseBatch]:
-        """Yield all examples, `size` at a time, padded at this side, the shortest first to save padding."""
+        """Yield all examples in batches, padded on one side. The shortest examples come first, to save padding."""
         if size < 1 or side not in ("right", "left"):
             raise GatelensError(
-                f"no batches of size {size} and side {side!r}: the size is 1 or more and the side is 'right' or 'left'."
+                f"no batches of size {size} and side {side!r}: give a size of at least 1, and 'right' or 'left'."
             )
         order = sorted(range(len(self)), key=lambda i: len(self.examples[i]))
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size], side)
 
     def batch(self, which: Sequence[int], side: Literal["right", "left"] = "right") -> ResponseBatch:
-        """The examples with these indices, padded at this side."""
+        """The examples with these indices as one batch, padded on one side."""
         longest = max(len(self.examples[i]) for i in which)
         tokens = torch.full((len(which), longest), self.pad_id)
         mask = torch.zeros(len(which), longest, dtype=torch.int64)

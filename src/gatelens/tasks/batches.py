@@ -21,7 +21,7 @@ def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context
     """
     if not isinstance(task, CircuitTask):
         raise GatelensError(
-            f"the task {task.name} has target responses and no corrupt prompts: circuits need a circuit task."
+            f"the task {task.name} has no corrupt prompts: give a circuit task, which `gatelens tasks` lists."
         )
     parts: list[Bucket] = []
     for bucket in task.buckets:
@@ -33,7 +33,11 @@ def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context
 
 
 def join(task: CircuitTask, parts: Sequence[Tensor]) -> list[Tensor]:
-    """What was computed for each batch (prompt axis first), joined into one tensor for each bucket."""
+    """Join the results of the batches into one tensor for each bucket.
+
+    Arguments:
+        parts: the result of each batch, with the prompts on the first axis, in the order of `batches`.
+    """
     prompts = [prompt for part in parts for prompt in part]
     buckets: list[Tensor] = []
     for bucket in task.buckets:
@@ -54,9 +58,9 @@ def take(task: CircuitTask, n: int) -> CircuitTask:
 
 
 def split(task: ResponseTask, n: int) -> tuple[ResponseTask, ResponseTask]:
-    """n examples that are drawn by the task's seed, and all others.
+    """Split a task into n examples and all others. The task's seed decides which.
 
-    They are drawn and not taken from the start because the end of a file may differ from its start.
+    The n examples are drawn at random, because the examples at the start of a file may differ from those at its end.
     """
     drawn = set(torch.randperm(len(task), generator=torch.Generator().manual_seed(task.seed))[:n].tolist())
     sides: tuple[list[Example], list[Example]] = ([], [])
@@ -66,7 +70,7 @@ def split(task: ResponseTask, n: int) -> tuple[ResponseTask, ResponseTask]:
 
 
 def as_responses(task: CircuitTask | ResponseTask) -> ResponseTask:
-    """A circuit task as prompts with target responses: each clean prompt with its answer, or any of its answers."""
+    """Turn a circuit task into a response task: each clean prompt, with its answers as the right responses."""
     if isinstance(task, ResponseTask):
         return task
     if not isinstance(task, CircuitTask):

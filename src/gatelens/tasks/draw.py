@@ -16,7 +16,7 @@ def generator(name: str, seed: int) -> Random:
 
 
 def distinct(n: int, draw: Callable[[], Item], key: Callable[[Item], str]) -> list[Item]:
-    """Draw n items whose keys all differ. When nothing new is left to draw, items may come a second time, and so on.
+    """Draw n items whose keys all differ. When nothing new is left to draw, all items may be drawn again.
 
     Arguments:
         n: the number of items.
@@ -46,6 +46,6 @@ def others(random: Random, pool: Sequence[Item], n: int, exclude: Sequence[Item]
 
 
 def rounds(random: Random, items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items in random order forever. No item comes again before all the others have come."""
+    """Yield the items in random order, forever. No item is repeated before all others have been yielded."""
     while True:
         yield from random.sample(items, len(items))

@@ -1,4 +1,4 @@
-"""What a user sees of tasks before running anything else: the list of tasks, and how well a model does on one task."""
+"""The list of tasks, and a preview of how well a model does on one task, as the command line prints them."""
 
 import math
 from collections import Counter

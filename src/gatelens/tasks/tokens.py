@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from gatelens.errors import GatelensError
 
-# The tokens of an answer depend only on the last characters of the prompt, so each answer is tokenised once for all
-# prompts that have the same end of this many characters.
+# The tokens of an answer depend only on the last characters of the prompt. Each answer is therefore tokenised once for
+# all prompts that end with the same characters; this is how many characters are compared.
 END_LENGTH = 8
 # How vocabularies write a word with a leading space, and a word without it.
 SPACED_WORD = re.compile("[Ġ▁][A-Za-z]{2,}")

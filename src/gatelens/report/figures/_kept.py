@@ -17,7 +17,6 @@ from gatelens.report._numbers import times
 from gatelens.report.figures._style import GREY, THIN, colours, log_axis, note, panel_axes, power, shape, styled
 from gatelens.report.figures._text import shown, task_title, wrapped
 
-NOUNS = {"heads": "Heads", "edges": "Edges", "attention": "Attention Edges"}
 Pair = tuple[str, str]  # the dense model and the sparse one
 Panel = Mapping[str, Curve]  # [model]
 _VALUES = {"corrupt": "its corrupt value", "mean": "its mean", "zero": "zero"}
@@ -63,7 +62,7 @@ def kept_figure(panels: Mapping[str, Panel], *, threshold: float = 0.9, pairs: S
     # 3. What all panels share.
     if not in_panels:
         _legend(above, styles, any(curve.random for curves in panels.values() for curve in curves.values()))
-    above.supxlabel(f"Number of {NOUNS[level]} Kept")
+    above.supxlabel(f"Number of {LEVELS[level].noun.title()} Kept")
     above.supylabel("Explained Effect")
     return figure
 

@@ -79,8 +79,8 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
         raise GatelensError("an ablation figure needs the curves of at least one task and one model: none were given.")
     figure = Figure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
     axes = figure.subplots(len(grid), len(models), sharex=True, sharey="row", squeeze=False)
-    every = [curve for cells in grid.values() for curves in cells.values() for curve in curves]
-    most = max(int(curve.ablated.max()) for curve in every)
+    all_curves = [curve for cells in grid.values() for curves in cells.values() for curve in curves]
+    most = max(int(curve.ablated.max()) for curve in all_curves)
     axes[0][0].set_xlim(0, max(most, 1))
     for row, (task, cells) in zip(axes, grid.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
@@ -92,7 +92,7 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines() if line.get_label() in STYLES}
     kinds = [kind for kind in STYLES if kind in lines]
     figure.legend([lines[kind] for kind in kinds], kinds, loc="outside upper center", ncols=len(kinds))
-    thin = [curve for curve in every if _points_of_kind(curve) < len(curve.ablated)]
+    thin = [curve for curve in all_curves if _points_of_kind(curve) < len(curve.ablated)]
     dot = "; dot: only the heads of this kind" if any(curve.own is not None for curve in thin) else ""
     figure.supxlabel("Number of Ablated Heads" + (f"\n(thin: also heads of other kinds{dot})" if thin else ""))
     figure.supylabel("Change in Log-Probability\nof the Target Response", multialignment="center")

@@ -112,7 +112,9 @@ def _column(records: Records, name: str) -> list[float]:
     try:
         return [float(record[name]) for record in records]
     except (KeyError, TypeError, ValueError) as error:
-        raise GatelensError(f"a line of the training log has no number '{name}': the file is damaged.") from error
+        raise GatelensError(
+            f"a line of the training log has no number '{name}': the file is damaged; run the job again."
+        ) from error
 
 
 def _percent(shares: Sequence[float]) -> list[float]:
