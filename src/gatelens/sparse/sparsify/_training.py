@@ -1,9 +1,8 @@
 """One training run: its steps, and everything that a checkpoint holds.
 
-A step minimises, as a mean over sequences, `log(expected open edges) + multiplier * loss`. The logarithm keeps the
-gradient of the gates as large when few are open as when all are. As both terms are means over sequences, neither the
-number of processes nor gradient accumulation changes what is minimised. All random numbers are functions of the seed,
-the step and the sequence, so that a resumed run draws the same numbers.
+A step minimises, as a mean over sequences, `penalty on open edges + multiplier * loss`. As both terms are means over
+sequences, neither the number of processes nor gradient accumulation changes what is minimised. All random numbers are
+functions of the seed, the step and the sequence, so that a resumed run draws the same numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from gatelens.sparse.recording import record_open, sequence_noise
 from gatelens.sparse.sparsify._geco import LossMultiplier
 from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
 from gatelens.sparse.sparsify._optimizer_state import load_optimizer_tensors, optimizer_tensors
+from gatelens.sparse.sparsify._penalty import penalty, share_of_all_pairs
 from gatelens.sparse.sparsify._sequences import TrainingSequences
 from gatelens.sparse.sparsify._sharding import gather, is_sharded
 from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify.settings import SparsifySettings
 
 DIVERGED = 3.0  # nats above the target and above the first loss: no constraint brings a model back from there
-LEAST_OPEN = 1e-12  # the logarithm of a smaller expected share is not differentiated, as that of 0 has no gradient
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 MEASURED = (
     "constrained",
@@ -125,10 +124,11 @@ class Training:
             if settings.each_row:
                 relative = relative.clamp(min=0)
             loss = kl if settings.constraint == "kl" else relative
-            expected = _share_of_all_pairs(record.expected, record.pairs)
-            objective = expected.clamp(min=LEAST_OPEN).log() + self.multiplier.now * loss + settings.distill * kl
+            objective = penalty(record, settings.penalty) + self.multiplier.now * loss + settings.distill * kl
             self.accelerator.backward(objective.mean() / settings.accumulate)
-            opened = _share_of_all_pairs(record.open_share, record.pairs)
+            expected, opened = (
+                share_of_all_pairs(shares, record.pairs) for shares in (record.expected, record.open_share)
+            )
             keys = record.open_keys.float()
         return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened, keys)])
 
@@ -215,10 +215,3 @@ def _diverged(step: int, reason: str) -> GatelensError:
         f"training diverged at step {step}: {reason}. The last checkpoint is unchanged; lower learning_rate or "
         "bias_learning_rate and give another folder."
     )
-
-
-def _share_of_all_pairs(
-    shares: Float[Tensor, "layer sequence head"], pairs: Int[Tensor, "layer sequence head"]
-) -> Float[Tensor, " sequence"]:
-    """The share of all visible pairs of a sequence, from the shares of its heads."""
-    return (shares * pairs).sum((0, 2)) / pairs.sum((0, 2))

@@ -10,6 +10,7 @@ from gatelens.errors import GatelensError
 from gatelens.runtime.settings import EXECUTION, Settings
 from gatelens.sparse.gated_attention import Gate
 from gatelens.sparse.in_model import BIAS
+from gatelens.sparse.sparsify._penalty import Penalty
 
 RATES = {"lora": 1e-3, "full": 1e-5}
 """The default learning rates, by what is trained."""
@@ -38,6 +39,12 @@ class SparsifySettings(Settings):
         "make up for others.",
     )
     distill: float = Field(0.0, ge=0, description="Weight of an extra KL from the dense model, beside cross-entropy.")
+
+    penalty: Penalty = Field(
+        "total",
+        description="What is minimised: the logarithm of all expected open edges, or the mean over heads of the "
+        "logarithm of a head's expected keys per query, which makes heads idle.",
+    )
 
     weights: Literal["lora", "full"] = Field(
         "lora", description="Train LoRA adapters (needs peft), or all weights of the model."

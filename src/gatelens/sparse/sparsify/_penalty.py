@@ -1,0 +1,37 @@
+"""The penalty on open edges, one number for each sequence. Gates are counted by their expectation, with gradient.
+
+    total     log of the expected share of open edges of all heads together
+    per-head  mean over heads of log(expected keys per query of the head + EPSILON)
+
+Both logarithms keep the gradient of the gates as large when few are open as when all are. In the total, a head counts
+by its number of open edges, so that the heads with the most are closed first, and every other one stays a little open.
+Per head, closing the last key of a head that is hardly used is worth as much as halving the keys of a busy one.
+Therefore heads become idle on sequences that do not need them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gatelens.sparse.recording import OpenRecord
+
+Penalty = Literal["total", "per-head"]
+EPSILON = 0.05  # keys per query below which a head counts as idle: closing it further is worth little
+LEAST_OPEN = 1e-12  # the logarithm of a smaller expected share is not differentiated, as that of 0 has no gradient
+
+
+def penalty(record: OpenRecord, kind: Penalty) -> Float[Tensor, " sequence"]:
+    """The penalty of each sequence of the last forward pass, in nats, with gradient."""
+    if kind == "per-head":
+        return (record.expected_keys.mean(-1) + EPSILON).log().mean((0, 2))
+    return share_of_all_pairs(record.expected, record.pairs).clamp(min=LEAST_OPEN).log()
+
+
+def share_of_all_pairs(
+    shares: Float[Tensor, "layer sequence head"], pairs: Int[Tensor, "layer sequence head"]
+) -> Float[Tensor, " sequence"]:
+    """The share of all visible pairs of a sequence, from the shares of its heads."""
+    return (shares * pairs).sum((0, 2)) / pairs.sum((0, 2))
