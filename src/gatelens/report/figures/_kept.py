@@ -62,7 +62,8 @@ def kept_figure(panels: Mapping[str, Panel], *, threshold: float = 0.9, pairs: S
     # 3. What all panels share.
     if not in_panels:
         _legend(above, styles, any(curve.random for curves in panels.values() for curve in curves.values()))
-    above.supxlabel(f"Number of {LEVELS[level].noun.title()} Kept")
+    noun = " ".join(word[0].upper() + word[1:] for word in LEVELS[level].noun.split())  # title() would write "Mlps"
+    above.supxlabel(f"Number of {noun} Kept")
     above.supylabel("Explained Effect")
     return figure
 
