@@ -21,12 +21,15 @@ from gatelens.methods.registry import Method, MethodSettings, method_named, meth
 
 class _Settings(MethodSettings):
     steps: int = Field(default=3, ge=1)
+    offset: float = 0.0
 
 
 def _by_number(level: Any, model: Any, task: Any, settings: _Settings, context: Context) -> HeadScores:
-    """Every head's score is its number times the steps."""
+    """Every head's score is its number times the steps, plus the offset."""
     n_heads = model.n_layers * model.n_heads
-    return HeadScores(torch.arange(float(n_heads)).view(model.n_layers, -1) * settings.steps, "by number")
+    return HeadScores(
+        torch.arange(float(n_heads)).view(model.n_layers, -1) * settings.steps + settings.offset, "by number"
+    )
 
 
 @pytest.fixture
@@ -56,6 +59,18 @@ def test_a_registered_method_is_used_by_its_name(by_number: Method) -> None:
     assert result.validity.correlation is None  # an exact method is not checked
 
 
+def test_a_method_has_settings_of_its_own(by_number: Method) -> None:
+    model, task = tiny("llama"), random_task(n=2, lengths=(5,))
+    settings = CircuitSettings(method="by-number", steps=1, method_options=("offset=0.5",))
+    assert score(model, task, settings).top(1)[0].score == 11.5
+    with pytest.raises(GatelensError, match=r"the method by-number: no setting 'ofset': did you mean 'offset'\?"):
+        CircuitSettings(method="by-number", method_options=("ofset=1",))
+    with pytest.raises(GatelensError, match="the method by-number: offset is 'much': it must be a number"):
+        CircuitSettings(method="by-number", method_options=("offset=much",))
+    with pytest.raises(GatelensError, match="'offset' is not an option of the method: write it as KEY=VALUE"):
+        CircuitSettings(method="by-number", method_options=("offset",))
+
+
 def test_a_method_works_on_its_levels_only(by_number: Method) -> None:
     with pytest.raises(GatelensError, match="the method by-number does not score edges: it scores heads"):
         CircuitSettings(method="by-number", level="edges")
@@ -75,7 +90,8 @@ def test_all_methods_have_levels_a_cost_and_a_paper() -> None:
     assert {"eap", "eap-ig", "patching"} <= methods().keys()
     for name, method in methods().items():
         assert method.name == name
-        assert method.levels
         assert re.search(r"arXiv \d{4}\.\d{5}", method.paper)
-        for level in method.levels:
-            assert method.forwards(LEVELS[level], 100, method.settings()) > 0
+        levels = [level for name, level in LEVELS.items() if method.works_on(name)]
+        assert levels
+        for level in levels:
+            assert method.forwards(level, 100, method.settings()) > 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
 
-from gatelens.errors import GatelensError
 from gatelens.jobs.load_settings import LoadSettings
+from gatelens.runtime.settings import key_values
 
 if TYPE_CHECKING:
     from gatelens.model import Model
@@ -40,13 +39,4 @@ def default_folder(*names: str) -> Path:
 
 def task_options(pairs: list[str] | None, skip_bad: bool) -> dict[str, Any]:
     """The options of a task from KEY=VALUE pairs. Values that are JSON (numbers, true, lists) are read as JSON."""
-    options: dict[str, Any] = {"skip_bad": True} if skip_bad else {}
-    for pair in pairs or []:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise GatelensError(f"'{pair}' is not a task option: write it as KEY=VALUE, for example length=8.")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
+    return {**({"skip_bad": True} if skip_bad else {}), **key_values(pairs or [], "a task option")}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -29,7 +30,7 @@ from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT
-from gatelens.runtime.settings import EXECUTION, Settings
+from gatelens.runtime.settings import EXECUTION, Settings, key_values
 
 
 class CircuitSettings(CurveSettings):
@@ -43,6 +44,7 @@ class CircuitSettings(CurveSettings):
         description="how gates are scored: " + "; ".join(f"{name} ({m.help})" for name, m in methods().items()),
     )
     steps: int = Field(default=5, ge=1, description="points of eap-ig's path")
+    method_options: tuple[str, ...] = Field(default=(), description="a setting of the method as KEY=VALUE; repeatable")
     n: int = Field(default=64, ge=1, description="prompts for each task seed")
     seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
     seed: int = Field(default=0, ge=0, description="the first task seed")
@@ -53,7 +55,14 @@ class CircuitSettings(CurveSettings):
     def model_post_init(self, _: object) -> None:
         super().model_post_init(_)
         level_named(self.level).check_source(self.source)
-        method_named(self.method).check_level(self.level)
+        self.chosen_method.check_level(self.level)
+        _ = self.method_settings  # which checks them
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if not self.method_options:  # a field that version 0.1 did not have: its studies can still be resumed
+            del identity["method_options"]
+        return identity
 
     @property
     def chosen_method(self) -> Method:
@@ -62,9 +71,14 @@ class CircuitSettings(CurveSettings):
 
     @property
     def method_settings(self) -> MethodSettings:
-        """The settings of the method: its fields that these settings have too."""
+        """The settings of the method: its fields that these settings have too, and ``method_options``."""
         cls = self.chosen_method.settings
-        return cls(**{name: getattr(self, name) for name in cls.model_fields if hasattr(self, name)})
+        shared = {name: getattr(self, name) for name in cls.model_fields if hasattr(self, name)}
+        options = key_values(self.method_options, "an option of the method")
+        try:
+            return cls(**{**shared, **options})
+        except GatelensError as error:
+            raise GatelensError(f"the method {self.method}: {error}") from None
 
 
 class GraphRecord(Settings):

@@ -97,7 +97,6 @@ EAP = register(
     Method(
         name="eap",
         score=_score,
-        levels=("heads", "edges", "attention"),
         forwards=_forwards,
         paper="Syed et al., arXiv 2310.10348",
         help="attribution patching: gradients on the clean run",
@@ -107,7 +106,6 @@ EAP_IG = register(
     Method(
         name="eap-ig",
         score=_score,
-        levels=("heads", "edges", "attention"),
         forwards=_forwards,
         paper="Hanna et al., arXiv 2403.17806",
         help="gradients averaged along the path of embeddings",

@@ -202,7 +202,6 @@ PATCHING = register(
     Method(
         name="patching",
         score=_score,
-        levels=("heads", "edges", "attention"),
         forwards=lambda level, n_gates, settings: level.cost.patch * n_gates,
         paper="Wang et al., arXiv 2211.00593",
         help="exact: close every gate alone",

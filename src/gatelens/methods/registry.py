@@ -32,27 +32,32 @@ class Method:
     Arguments:
         name: the value of ``--method``.
         score: called as score(level, model, task, settings, context); returns scores of the level.
-        levels: the names of the levels that it works on.
         forwards: called as forwards(level, n_gates, settings); the cost for one prompt in forward passes.
         paper: where it is published.
         help: one line for the command line.
-        settings: the class of its settings.
+        levels: the names of the levels that it works on; None: every level, also those that are added later.
+        settings: the class of its settings. Users give them as ``--method-option KEY=VALUE``.
         exact: whether its scores are exact, so that they need no check by patching.
     """
 
     name: str
     score: Callable[[Level[Any], Model, CircuitTask, Any, Context], Scores]
-    levels: tuple[str, ...]
     forwards: Callable[[Level[Any], int, Any], float]
     paper: str
     help: str
+    levels: tuple[str, ...] | None = None
     settings: type[MethodSettings] = field(default=MethodSettings)
     exact: bool = False
 
+    def works_on(self, level: str) -> bool:
+        """Whether the method scores the gates of this level."""
+        return self.levels is None or level in self.levels
+
     def check_level(self, level: str) -> None:
         """Raise an error if the method does not work on this level."""
-        if level not in self.levels:
-            raise GatelensError(f"the method {self.name} does not score {level}: it scores {', '.join(self.levels)}.")
+        if not self.works_on(level):
+            names = ", ".join(self.levels or ())
+            raise GatelensError(f"the method {self.name} does not score {level}: it scores {names}.")
 
 
 _METHODS: dict[str, Method] = {}

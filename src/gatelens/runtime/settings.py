@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, get_args, get_origin
 
@@ -146,6 +147,24 @@ def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "")
     close = difflib.get_close_matches(str(name), names, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{where}no {kind} '{name}': {hint}There are {', '.join(names) or 'none'}."
+
+
+def key_values(pairs: Iterable[str], kind: str) -> dict[str, Any]:
+    """Options from KEY=VALUE pairs. Values that are JSON (numbers, true, lists) are read as JSON, others as text.
+
+    Arguments:
+        kind: what a pair is, with its article, for the error message.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise GatelensError(f"'{pair}' is not {kind}: write it as KEY=VALUE, for example length=8.")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
 
 
 def literal_choices(field: FieldInfo) -> Sequence[str]:
