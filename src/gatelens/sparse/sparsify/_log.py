@@ -17,6 +17,7 @@ Record = dict[str, float]
 """The numbers of one step, by the name of their column."""
 FIELDS = (
     "step",
+    "length",
     "constrained",
     "kl",
     "cross_entropy",

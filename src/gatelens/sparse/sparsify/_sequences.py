@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -36,6 +37,17 @@ class TrainingSequences:
     def _index(self, number: int, size: int, kind: int) -> int:
         epoch, position = divmod(number, size)
         return int(_order(size, self.seed, kind, epoch)[position])
+
+
+def length_at(step: int, lengths: Sequence[int], seed: int) -> int:
+    """The length of all sequences of a step. Within len(lengths) steps each length has its turn, in a random order."""
+    turn, position = divmod(step, len(lengths))
+    return lengths[int(_order(len(lengths), seed, 0, turn)[position])]
+
+
+def cut(tokens: Int[Tensor, "sequence token"], length: int) -> Int[Tensor, "piece length"]:
+    """Cut each sequence into pieces of this length, in order. Tokens that are left over at its end are dropped."""
+    return tokens.unfold(1, length, length).flatten(0, 1)
 
 
 @lru_cache(maxsize=8)

@@ -27,7 +27,7 @@ from gatelens.sparse.sparsify._geco import LossMultiplier
 from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
 from gatelens.sparse.sparsify._optimizer_state import load_optimizer_tensors, optimizer_tensors
 from gatelens.sparse.sparsify._penalty import penalty, share_of_all_pairs
-from gatelens.sparse.sparsify._sequences import TrainingSequences
+from gatelens.sparse.sparsify._sequences import TrainingSequences, cut, length_at
 from gatelens.sparse.sparsify._sharding import gather, is_sharded
 from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify.settings import SparsifySettings
@@ -101,6 +101,7 @@ class Training:
         self._check_divergence(step, numbers)
         self.optimizer.step()
         self._set_bias(step + 1)
+        numbers["length"] = self.length(step)
         numbers["multiplier"] = self.multiplier.now  # the one that this step used
         self.multiplier.update(numbers["constrained"])
         return numbers
@@ -108,11 +109,11 @@ class Training:
     def _backward(self, step: int, numbers: range) -> Tensor:
         """Compute the gradients of one batch and return what was measured on it, in the order of `MEASURED`."""
         settings = self.settings
-        tokens = self.sequences.batch(numbers).to(self.accelerator.device)
+        tokens = cut(self.sequences.batch(numbers), self.length(step)).to(self.accelerator.device)
         kl = dense_ce = tokens.new_zeros(len(tokens), dtype=torch.float32)
         dense = self._dense_log_probs(tokens) if settings.teacher else None
         self.student.train()
-        seeds = [(settings.seed, step, number) for number in numbers]
+        seeds = self._noise_seeds(step, numbers)
         with sequence_noise(self.student.hf, seeds), record_open(self.student.hf) as record:
             with self._precision():
                 logits = self.module(input_ids=tokens, use_cache=False).logits
@@ -131,6 +132,18 @@ class Training:
             )
             keys = record.open_keys.float()
         return torch.stack([x.detach().mean() for x in (loss, kl, ce, ce - dense_ce, expected, opened, keys)])
+
+    def length(self, step: int) -> int:
+        """Tokens in each sequence of this step."""
+        settings = self.settings
+        return length_at(step, settings.lengths or (settings.length,), settings.seed)
+
+    def _noise_seeds(self, step: int, numbers: range) -> list[tuple[int, ...]]:
+        """The seed of the gate noise of each sequence or, if sequences are cut, of each piece."""
+        settings, pieces = self.settings, self.settings.length // self.length(step)
+        if pieces == 1:
+            return [(settings.seed, step, number) for number in numbers]
+        return [(settings.seed, step, number, piece) for number in numbers for piece in range(pieces)]
 
     @torch.no_grad()
     def _dense_log_probs(self, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:

@@ -186,11 +186,12 @@ def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None,
     log_folder = folder if main else None
     log = Log(log_folder, done)
     judged = Log(log_folder, done, ("step", *(f"{name} {what}" for name in held_out for what in JUDGED)), "judged")
-    tokens = settings.batch * settings.accumulate * settings.length * accelerator.num_processes
+    n_sequences = settings.batch * settings.accumulate * accelerator.num_processes
     with displayed(show, done, settings.steps) as display:
         for step in range(done, settings.steps):
             start = time.perf_counter()
             record: Record = {"step": step + 1, **training.step(step)}
+            tokens = n_sequences * (settings.length - settings.length % training.length(step))
             record["tokens_per_second"] = tokens / (time.perf_counter() - start)
             log.add(record)
             display.step(record)

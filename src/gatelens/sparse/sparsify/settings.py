@@ -24,6 +24,11 @@ class SparsifySettings(Settings):
     steps: int = Field(1000, ge=1, description="Updates of the weights.", json_schema_extra=EXECUTION)
     batch: int = Field(4, ge=1, description="Sequences that one process reads at a time.")
     length: int = Field(128, ge=2, description="Tokens in a sequence.")
+    lengths: tuple[int, ...] = Field(
+        (),
+        description="Train on shorter sequences too: each step cuts its sequences into pieces of one of these lengths, "
+        "and all lengths take turns in a random order. Name a length twice to use it twice as often.",
+    )
     accumulate: int = Field(1, ge=1, description="Batches for each update: their gradients are averaged.")
     streamed: int = Field(16384, ge=1, description="Sequences read of each hub data set; files are read whole.")
     seed: int = Field(0, ge=0, description="Seed of the order of the text, of the gate noise and of LoRA's start.")
@@ -160,6 +165,7 @@ class SparsifySettings(Settings):
             ("distill", not (with_kl and self.distill), "0 if the constraint is 'kl'"),
             ("most_open", self.most_open == 1 or self.learn_bias, "1 if the bias is not learned"),
             ("multiplier", between, "between multiplier_low and multiplier_high"),
+            ("lengths", all(2 <= n <= self.length for n in self.lengths), f"from 2 to length, which is {self.length}"),
             ("bias_end", self.bias_end is None or not self.learn_bias, "unset if the bias is learned"),
         ]
         for name, holds, requirement in requirements:
