@@ -184,7 +184,7 @@ class TestSparse:
         assert torch.equal(edges[:, 0], first)  # above, rounding has already made the streams differ a little
 
 
-@pytest.mark.parametrize("given", [(1, 3, 4, 9, 9), (1, 2, 3, 4, 9, 9), (1, 3, 3, 4, 9, 8)])
+@pytest.mark.parametrize("given", [(1, 3, 4, 9, 9), (1, 2, 3, 4, 9, 9), (1, 3, 3, 4, 9, 8), (0, 3, 3, 4, 9, 9)])
 def test_gates_of_another_shape(given: tuple[int, ...]) -> None:
     with pytest.raises(GatelensError, match="gates of tiny-llama for 3 prompts of 9 tokens must have the shape"):
         run_attention(tiny("llama"), BOTH[0], torch.ones(given))

@@ -118,7 +118,7 @@ def test_scores_by_head_belong_to_heads_only() -> None:
     torch.testing.assert_close(attention, heads, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("total", "points"), [(70_651, 32), (10, 32), (1, 2), (100, 5)])
+@pytest.mark.parametrize(("total", "points"), [(70_651, 32), (10, 32), (1, 2), (100, 5), (0, 32)])
 def test_a_logarithmic_grid_runs_from_nothing_to_everything(total: int, points: int) -> None:
     grid = log_grid(total, points)
     assert grid == sorted(set(grid))

@@ -88,7 +88,7 @@ def test_a_file_of_a_later_version_or_a_damaged_one_is_one_sentence(tmp_path: Pa
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     for change, sentence in (
         ({"schema_version": 3}, r"newer version of gatelens \(schema 3; this one reads up to 2\)"),
-        ({"model": None}, "result.json: model is None: it must be a text"),
+        ({"model": None}, "result.json: model is None: it must be a string"),
         ({"settings": saved["settings"] | {"seeds": 0}}, "settings.seeds is 0: it must be at least 1"),
     ):
         (tmp_path / "run" / "result.json").write_text(json.dumps(saved | change))

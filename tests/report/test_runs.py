@@ -73,7 +73,7 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
         (lambda f: (f / "curve.json").unlink(), "no curve.json"),
         (lambda f: (f / "asked.json").write_text("not json"), "cannot read"),
         (lambda f: change(f / "asked.json", kind="recipe"), "'recipe', which a report does not show"),
-        (lambda f: change(f / "result.json", model=["a"]), "model is ['a']: it must be a text"),
+        (lambda f: change(f / "result.json", model=["a"]), "model is ['a']: it must be a string"),
         (lambda f: change(f / "result.json", graph={"n_layers": 3}), "graph.n_heads is missing"),
         (
             lambda f: change(f / "result.json", settings={"level": "edges", "colour": 1}),

@@ -98,7 +98,8 @@ def run_attention(
     """
     length = tokens.shape[1]
     shape = (model.n_layers, model.n_heads, length, length)
-    if gates.ndim != 6 or tuple(gates.shape[2:]) != shape or gates.shape[1] not in (1, len(tokens)):
+    is_expected = gates.ndim == 6 and tuple(gates.shape[2:]) == shape and gates.shape[1] in (1, len(tokens))
+    if not is_expected or len(gates) == 0:
         raise GatelensError(
             f"attention gates of {model.name} for {len(tokens)} prompts of {length} tokens must have the shape (row, "
             f"{len(tokens)}, {', '.join(map(str, shape))}), that is (row, prompt, layer, head, query, key), and not "

@@ -316,6 +316,8 @@ class Level(ABC, Generic[S]):
 
 def log_grid(total: int, points: int) -> list[int]:
     """Numbers from 0 to the total that are evenly spaced by their logarithm."""
+    if total < 1:
+        return [0]  # a sparse model may have no open edge at all
     spaced = torch.logspace(0, torch.log10(torch.tensor(float(total))).item(), points - 1)
     return sorted({0, *(min(total, round(k)) for k in spaced.tolist()), total})
 

@@ -201,7 +201,9 @@ def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None) ->
     for seed in range(settings.seed, settings.seed + settings.seeds):
         prefix = f"seed-{seed}."
         of_seed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        if not of_seed or (graph is None and settings.level == EDGES.name):
+        if graph is None and settings.level == EDGES.name:
+            raise GatelensError(f"{folder} lacks the shape of the model's graph: run the job again.")
+        if not of_seed:
             raise GatelensError(f"{folder} lacks the scores of task seed {seed}: run the job again.")
         all_scores.append(LEVELS[settings.level].read_scores(of_seed, graph, settings.method))  # type: ignore[arg-type]
     return all_scores

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates import EDGES, LEVELS
+from gatelens.gates import EDGES
 from gatelens.gates.level import Ranking, Scores, Source
 from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
@@ -136,7 +136,7 @@ def explained_effect(
     circuits = Circuits.of(model, task, scores, settings.ranking, settings.source, context)
     total = max(circuits.total, grid_end or 0)
     curve = _evaluate(circuits, circuits.level.grid(total, settings.points), "curve", settings)
-    _refuse_flat(curve, model, task)
+    _refuse_flat((curve.everything - curve.none).mean().item(), circuits.level.noun, model, task)
     if settings.random_points:
         coarse = circuits.level.grid(total, max(2, settings.random_points))
         curve = replace(curve, random=_evaluate(circuits.shuffled(task.seed), coarse, "random", settings))
@@ -168,6 +168,7 @@ def edges_effect(
         inside = circuits.metric(i, [0, k, circuits.total])
         metrics[:, bucket.which] = torch.cat([inside, circuits.metric(i, [k], complement=True)]).float()
     none, circuit, everything, rest = metrics.mean(1).tolist()
+    _refuse_flat(everything - none, EDGES.noun, model, task)
     return (circuit - none) / (everything - none), (rest - none) / (everything - none)
 
 
@@ -224,11 +225,11 @@ def _evaluate(circuits: Circuits, ks: list[int], name: str, settings: CurveSetti
     )
 
 
-def _refuse_flat(curve: Curve, model: Model, task: CircuitTask) -> None:
-    possible = (curve.everything - curve.none).mean().item()
+def _refuse_flat(possible: float, noun: str, model: Model, task: CircuitTask) -> None:
+    """Raise an error if leaving out everything hardly changes the metric: the explained effect would divide by 0."""
     if abs(possible) < 1e-6:
         raise GatelensError(
-            f"leaving out all {LEVELS[curve.level].noun} of {model.name} changes the metric of {task.name} by only "
-            f"{possible:.1g}: there is no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows "
-            "whether the model has this behaviour at all."
+            f"leaving out all {noun} of {model.name} changes the metric of {task.name} by only {possible:.1g}: there is "
+            f"no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows whether the model has this "
+            "behaviour at all."
         )

@@ -194,7 +194,7 @@ _PLAIN = {
     "less than": "below",
     "a valid integer": "a whole number",
     "a valid number": "a number",
-    "a valid string": "a text",
+    "a valid string": "a string",
     "a valid boolean": "true or false",
     "a valid dictionary": "a table",
     "a valid list": "a list",

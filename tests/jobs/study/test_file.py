@@ -120,7 +120,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ('title = "Some heads"', "title = 3", "title is 3: it must be a text."),
+            ('title = "Some heads"', "title = 3", "title is 3: it must be a string."),
             ('title = "Some heads"', "titel = 'x'", "titel: no setting 'titel': did you mean 'title'?"),
             ('small = "smollm2"', 'small = "smolm2"', "models.small: no model 'smolm2': did you mean 'smollm2'?"),
             ('small = "smollm2"', 'small = "../nowhere"', "models.small: there is no folder or file '../nowhere'"),
@@ -140,7 +140,7 @@ class TestMistakes:
             ('    "docstring",', '    "ioi",', "circuit.tasks.1: ioi is in the list twice"),
             ('    "docstring",', '    "syntax",', "circuit.tasks.1: the task syntax has target responses"),
             ('    "docstring",', '    "mine.jsonl",', "circuit.tasks.1: there is no file 'mine.jsonl'"),
-            ('    "docstring",', "    3,", "circuit.tasks.1 is 3: it must be a text."),
+            ('    "docstring",', "    3,", "circuit.tasks.1 is 3: it must be a string."),
             ('["heads", "edges"]', '["heads", "edge"]', "circuit.level: no level 'edge': did you mean 'edges'?"),
             ("seed = [0, 1]", "seed = []", "circuit.seed: the list is empty"),
             ("seed = [0, 1]", "seed = [0, -1]", "circuit.seed is -1: it must be at least 0."),
