@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from families import prompts, tiny
 from torch import Tensor
 
+from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.in_model import make_sparse, record_open
 from gatelens.sparse.recording import sequence_noise
@@ -56,10 +57,11 @@ def test_equals_plain_loops(kind: Any, gate: Any) -> None:
     torch.testing.assert_close(penalties.mean(), plain_penalty(record.expected_keys, kind), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["total", "per-head"])
-def test_a_step_minimises_it(llama: Model, kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "total_share"), [("total", 0.0), ("per-head", 0.0), ("per-head", 0.7)])
+def test_a_step_minimises_it(llama: Model, kind: Any, total_share: float) -> None:
     """With almost no weight on the loss, the gradients of the biases are those of the penalty."""
-    settings = SparsifySettings(batch=2, length=8, bias=0.5, penalty=kind, multiplier=1e-7, multiplier_low=1e-7)
+    small: dict[str, Any] = {"batch": 2, "length": 8, "multiplier": 1e-7, "multiplier_low": 1e-7}
+    settings = SparsifySettings(bias=0.5, penalty=kind, total_share=total_share, **small)
     tokens = prompts(rows=4, length=8)
     numbered = TrainingSequences(tokens, tokens[:0], 0.0, 0)
     student = Student(llama, settings, share=True)
@@ -67,9 +69,23 @@ def test_a_step_minimises_it(llama: Model, kind: Any) -> None:
     gradients = [bias.grad for bias in student.biases()]
     with sequence_noise(student.hf, [(0, 0, 0), (0, 0, 1)]), record_open(student.hf) as record:
         student.hf(input_ids=numbered.batch(range(2)))
-        right = torch.autograd.grad(plain_penalty(record.expected_keys, kind), student.biases())
+        total, of_kind = (plain_penalty(record.expected_keys, name) for name in ("total", kind))
+        right = torch.autograd.grad(total_share * total + (1 - total_share) * of_kind, student.biases())
     for gradient, expected in zip(gradients, right, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mixture_is_between_the_two() -> None:
+    hf = tiny("llama").hf
+    make_sparse(hf, torch.linspace(-1, 2, 12).view(3, 4))
+    with record_open(hf) as record:
+        hf(input_ids=prompts())
+    expected = 0.3 * plain_penalty(record.expected_keys, "per-head") + 0.7 * plain_penalty(
+        record.expected_keys, "total"
+    )
+    torch.testing.assert_close(penalty(record, "per-head", 0.7).mean(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(GatelensError, match=r"total_share is 0\.7: it must be 0 if the penalty is 'total'"):
+        SparsifySettings(total_share=0.7)
 
 
 def test_an_idle_head_costs_a_constant() -> None:

@@ -23,11 +23,17 @@ EPSILON = 0.05  # keys per query below which a head counts as idle: closing it f
 LEAST_OPEN = 1e-12  # the logarithm of a smaller expected share is not differentiated, as that of 0 has no gradient
 
 
-def penalty(record: OpenRecord, kind: Penalty) -> Float[Tensor, " sequence"]:
-    """The penalty of each sequence of the last forward pass, in nats, with gradient."""
-    if kind == "per-head":
-        return (record.expected_keys.mean(-1) + EPSILON).log().mean((0, 2))
-    return share_of_all_pairs(record.expected, record.pairs).clamp(min=LEAST_OPEN).log()
+def penalty(record: OpenRecord, kind: Penalty, total_share: float = 0.0) -> Float[Tensor, " sequence"]:
+    """The penalty of each sequence of the last forward pass, in nats, with gradient.
+
+    Arguments:
+        total_share: how much of the total is mixed into the penalty per head, 0..1.
+    """
+    total = share_of_all_pairs(record.expected, record.pairs).clamp(min=LEAST_OPEN).log()
+    if kind == "total":
+        return total
+    per_head = (record.expected_keys.mean(-1) + EPSILON).log().mean((0, 2))
+    return (1 - total_share) * per_head + total_share * total
 
 
 def share_of_all_pairs(

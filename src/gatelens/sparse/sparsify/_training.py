@@ -125,7 +125,8 @@ class Training:
             if settings.each_row:
                 relative = relative.clamp(min=0)
             loss = kl if settings.constraint == "kl" else relative
-            objective = penalty(record, settings.penalty) + self.multiplier.now * loss + settings.distill * kl
+            edges = penalty(record, settings.penalty, settings.total_share)
+            objective = edges + self.multiplier.now * loss + settings.distill * kl
             self.accelerator.backward(objective.mean() / settings.accumulate)
             expected, opened = (
                 share_of_all_pairs(shares, record.pairs) for shares in (record.expected, record.open_share)

@@ -50,6 +50,9 @@ class SparsifySettings(Settings):
         description="What is minimised: the logarithm of all expected open edges, or the mean over heads of the "
         "logarithm of a head's expected keys per query, which makes heads idle.",
     )
+    total_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the penalty on the total that is mixed into the penalty per head."
+    )
 
     weights: Literal["lora", "full"] = Field(
         "lora", description="Train LoRA adapters (needs peft), or all weights of the model."
@@ -164,6 +167,7 @@ class SparsifySettings(Settings):
             ("each_row", not (with_kl and self.each_row), "False if the constraint is 'kl'"),
             ("distill", not (with_kl and self.distill), "0 if the constraint is 'kl'"),
             ("most_open", self.most_open == 1 or self.learn_bias, "1 if the bias is not learned"),
+            ("total_share", self.penalty == "per-head" or not self.total_share, "0 if the penalty is 'total'"),
             ("multiplier", between, "between multiplier_low and multiplier_high"),
             ("lengths", all(2 <= n <= self.length for n in self.lengths), f"from 2 to length, which is {self.length}"),
             ("bias_end", self.bias_end is None or not self.learn_bias, "unset if the bias is learned"),
