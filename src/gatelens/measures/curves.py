@@ -230,6 +230,6 @@ def _refuse_flat(possible: float, noun: str, model: Model, task: CircuitTask) ->
     if abs(possible) < 1e-6:
         raise GatelensError(
             f"leaving out all {noun} of {model.name} changes the metric of {task.name} by only {possible:.1g}: there "
-            f"is no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows whether the model has this "
-            "behaviour at all."
+            f"is no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows whether the model has "
+            "this behaviour at all."
         )
