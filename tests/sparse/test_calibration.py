@@ -112,3 +112,39 @@ def test_rest_values_help(stories: Model) -> None:
 def test_a_share_is_checked(share: float) -> None:
     with pytest.raises(GatelensError, match="above 0 and at most 1"):
         calibrate(tiny("llama").hf, prompts(), share)
+
+
+def test_the_first_token_is_closed(stories: Model) -> None:
+    """Gate logits from the plain attention weights and inputs of each layer; texts begin with the same token."""
+    text = "Once upon a time there was a little girl called Lily. She liked to play in the park with her dog. "
+    tokens = torch.tensor(stories.tokenizer(text * 10).input_ids[:192]).view(6, 32)
+    tokens[:, 0] = stories.tokenizer.bos_token_id or 1
+    gates = calibrate(stories.hf, tokens, SHARE, close_first=True)
+    inputs = copy.deepcopy(stories.hf)
+    x: list[Tensor] = []
+    for layer in inputs.model.layers:
+        layer.input_layernorm.register_forward_hook(lambda *args: x.append(args[2]))
+    weights, values = attention(stories.hf, tokens)
+    with torch.no_grad():
+        inputs(tokens)
+    for layer, (p, v) in enumerate(zip(weights, values, strict=True)):
+        offsets = torch.einsum("sjw,hw->shj", x[layer], gates.key[layer])
+        logits = p.log() + gates.bias[layer][:, None, None] + offsets[:, :, None]
+        closed = torch.where(logits > 0, 0.0, p)
+        assert (logits[..., 0] < 0).all()
+        rest = torch.einsum("shij,shjd->hd", closed, v) / closed.sum((0, 2, 3))[:, None]
+        torch.testing.assert_close(gates.rest[layer], rest, rtol=1e-3, atol=1e-4)
+        mean, first = x[layer][:, 1:].mean((0, 1)), x[layer][:, 0].mean(0)
+        at_mean, at_first = (gates.bias[layer] + gates.key[layer] @ position for position in (mean, first))
+        kept = torch.where(p.log() + at_mean[:, None, None] > 0, p, 0.0)[..., 1:, 1:].sum((0, 2, 3))
+        assert (kept >= (SHARE - 1e-4) * p[..., 1:, 1:].sum((0, 2, 3))).all()
+        torch.testing.assert_close(at_first, at_mean - at_mean.clamp(min=0) - 2, rtol=1e-3, atol=1e-3)
+
+
+def test_first_tokens_that_are_not_set_apart_have_no_offsets() -> None:
+    """In the first layer first tokens are like all others; of one sequence nothing can be said."""
+    hf = tiny("llama").hf
+    gates = calibrate(hf, prompts(rows=5), SHARE, close_first=True)
+    assert not gates.key[0].any()
+    assert all(values.isfinite().all() for values in (gates.bias, gates.key, gates.rest))
+    assert not calibrate(hf, prompts(rows=1), SHARE, close_first=True).key.any()

@@ -75,13 +75,14 @@ def test_training_lowers_keys_per_query(stories: Model, tmp_path: Path) -> None:
     assert not is_sparse(stories.hf)
 
 
-def test_training_starts_from_calibrated_gates(base: Model, text: Path) -> None:
+@pytest.mark.parametrize("close_first", [False, True])
+def test_training_starts_from_calibrated_gates(base: Model, text: Path, close_first: bool) -> None:
     """With learning rates of almost 0 the result has the gates that calibration on the first sequences gives."""
     still = dict.fromkeys(RATES, 1e-12)
-    sparse = sparsify(base, text, SparsifySettings(steps=1, open_mass=0.7, **SMALL, **still))
+    sparse = sparsify(base, text, SparsifySettings(steps=1, open_mass=0.7, close_first=close_first, **SMALL, **still))
     tokens = sequences(base.tokenizer, text, 8)
     first = TrainingSequences(tokens, tokens[:0], 0.0, 0).batch(range(CALIBRATION))
-    expected, gates = calibrate(base.hf, first, 0.7), gate_values(sparse.hf)
+    expected, gates = calibrate(base.hf, first, 0.7, close_first=close_first), gate_values(sparse.hf)
     assert gates.gate == "probability"
     for name in ("bias", "query", "key", "rest"):
         torch.testing.assert_close(getattr(gates, name), getattr(expected, name), rtol=1e-6, atol=1e-9)

@@ -5,8 +5,14 @@ possible while the open edges still have a given share of the attention mass (th
 value of a head is then the mean value of what is closed, weighted by p: of all constants, this one has the smallest
 mean squared error, weighted by p, when it stands for the value of a closed edge.
 
-Both follow from the attention of the dense model: edges that are closed in lower layers do not change the inputs of
-higher ones here.
+In many models the first token takes much of the attention, and its value is nearly the same in all texts. The rest
+value can stand for it. With `close_first`, the offset of keys follows the direction of the module's input in which
+first tokens differ from others, so that edges to the first token are closed, and the share counts the mass of other
+edges. A layer whose first tokens are not set apart in this direction has no offsets. This is so in the first layer, if
+texts begin with different words.
+
+All of this follows from the attention of the dense model: edges that are closed in lower layers do not change the
+inputs of higher ones here.
 """
 
 from __future__ import annotations
@@ -29,43 +35,60 @@ from gatelens.sparse.recording import attention_modules
 LOWEST = -20.0  # edges with a smaller log p are counted as if they had this one
 WIDTH = 0.01  # resolution of the thresholds, in log p
 BINS = round(-LOWEST / WIDTH)
+MARGIN = 2.0  # how far below 0 the gate logit of an edge to an average first token is at least
+SET_APART = 0.5  # least position of a first token: 0 is the mean of the other tokens, 1 that of all first tokens
 
-Collect = Callable[[int, Tensor, Tensor], None]
-"""Called as collect(layer, p, v) with p (batch, head, query, key), 0 where hidden, and v (batch, head, key, dim)."""
+Collect = Callable[[int, Tensor, Tensor, Tensor], None]
+"""Called as collect(layer, p, v, x) with p (batch, head, query, key), 0 where hidden, v (batch, head, key, dim), and
+the input of the attention module x (batch, token, width)."""
 
 
 @torch.no_grad()
-def calibrate(hf: Any, tokens: Int[Tensor, "sequence token"], share: float = 0.95, batch: int = 2) -> GateValues:
+def calibrate(
+    hf: Any, tokens: Int[Tensor, "sequence token"], share: float = 0.95, batch: int = 2, close_first: bool = False
+) -> GateValues:
     """Choose the bias and the rest value of every head from the attention of a dense model on some sequences.
 
-    Cost: two forward passes of the sequences, with attention weights in memory for one layer at a time.
+    Cost: two forward passes of the sequences (three with `close_first`), with attention weights in memory for one layer
+    at a time.
 
     Arguments:
         hf: a Hugging Face causal LM. If it is sparse, its attention without gates counts.
         tokens: sequences without padding.
         share: the share of each head's attention mass that stays open, above 0 and up to 1.
+        close_first: close the edges to the first token of a sequence; `share` then counts all other edges.
 
     Returns:
-        Probability gates with offsets of 0, for `make_sparse`.
+        Probability gates for `make_sparse`. Their offsets are 0, but for those of keys with `close_first`.
 
     Example:
         make_sparse(hf, **vars(calibrate(hf, tokens, share=0.9)))
     """
     if not 0 < share <= 1:
         raise GatelensError(f"share is {share}: it must be above 0 and at most 1.")
-    thresholds = _thresholds(hf, tokens, share, batch)
-    offsets = torch.zeros(*thresholds.shape, hf.config.hidden_size)
-    rest = _rest_values(hf, tokens, thresholds, batch)
-    return GateValues("probability", -thresholds.float(), offsets, offsets.clone(), rest.float())
+    bias = -_thresholds(hf, tokens, share, batch, first=1 if close_first else 0).float()
+    query = torch.zeros(*bias.shape, hf.config.hidden_size)
+    key = query.clone()
+    if close_first:
+        direction, others = _first_token_direction(hf, tokens, batch)
+        strength = bias.clamp(min=0) + MARGIN
+        key = -strength[..., None] * direction[:, None]
+        bias = bias + strength * others[:, None]  # so that the gates of an average other token do not change
+    rest = _rest_values(hf, tokens, bias, key, batch)
+    return GateValues("probability", bias, query, key, rest.float())
 
 
-def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int) -> Float[Tensor, "layer head"]:
-    """The largest threshold of log p, in steps of `WIDTH`, above which every head has the share of its mass."""
+def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int, first: int) -> Float[Tensor, "layer head"]:
+    """The largest threshold of log p, in steps of `WIDTH`, above which every head has the share of its mass.
+
+    Arguments:
+        first: queries and keys before this token do not count.
+    """
     layers, heads = len(attention_modules(hf)), hf.config.num_attention_heads
     mass = torch.zeros(layers, heads, BINS, dtype=torch.float64)  # attention mass by log p
 
-    def collect(layer: int, p: Tensor, _: Tensor) -> None:
-        by_head = p.transpose(0, 1).flatten(1)
+    def collect(layer: int, p: Tensor, *_: Tensor) -> None:
+        by_head = p[..., first:, first:].transpose(0, 1).flatten(1)
         bins = by_head.log().sub_(LOWEST).div_(WIDTH).floor_().clamp_(0, BINS - 1).long()
         mass[layer].scatter_add_(1, bins.cpu(), by_head.double().cpu())
 
@@ -77,14 +100,55 @@ def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int) -> Float[Tens
     return LOWEST + WIDTH * highest
 
 
+def _first_token_direction(
+    hf: Any, tokens: Tensor, batch: int
+) -> tuple[Float[Tensor, "layer width"], Float[Tensor, " layer"]]:
+    """Where first tokens are in the inputs of each layer, as a direction d and a number m.
+
+    d . x - m is 0 for the mean of all other tokens and 1 for the mean of the first tokens. Both are 0 for a layer that
+    does not set all first tokens apart.
+    """
+    first_tokens: dict[int, list[Tensor]] = {}
+    sums: dict[int, Tensor] = {}
+
+    def collect(layer: int, _p: Tensor, _v: Tensor, x: Tensor) -> None:
+        first_tokens.setdefault(layer, []).append(x[:, 0].double().cpu())
+        sums[layer] = sums.get(layer, torch.zeros(x.shape[-1])) + x[:, 1:].double().sum((0, 1)).cpu()
+
+    _run(hf, tokens, collect, batch)
+    directions, others = [], []
+    for layer in sorted(sums):
+        first, mean = torch.cat(first_tokens[layer]), sums[layer] / max(1, tokens[:, 1:].numel())
+        difference = first.mean(0) - mean
+        direction = difference / difference.square().sum().clamp(min=1e-30)
+        if _positions(first, mean).min() < SET_APART:
+            direction = torch.zeros_like(direction)
+        directions.append(direction)
+        others.append(mean @ direction)
+    return torch.stack(directions).float(), torch.stack(others).float()
+
+
+def _positions(first: Float[Tensor, "sequence width"], mean: Float[Tensor, " width"]) -> Float[Tensor, " sequence"]:
+    """Where each first token is between the mean of other tokens, 0, and the mean of the first tokens, 1.
+
+    That mean is over the first tokens of all other sequences. With its own, any vector of many dimensions would seem to
+    be near 1 among a few sequences. A single sequence has position 0.
+    """
+    without = (first.sum(0) - first) / max(1, len(first) - 1) - mean
+    positions = ((first - mean) * without).sum(-1) / without.square().sum(-1).clamp(min=1e-30)
+    return positions if len(first) > 1 else torch.zeros_like(positions)
+
+
 def _rest_values(
-    hf: Any, tokens: Tensor, thresholds: Float[Tensor, "layer head"], batch: int
+    hf: Any, tokens: Tensor, bias: Float[Tensor, "layer head"], key: Float[Tensor, "layer head width"], batch: int
 ) -> Float[Tensor, "layer head dim"]:
     """The mean value of closed edges, weighted by p; 0 for a head without closed edges."""
     layers: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer: sum of p v, and of p
 
-    def collect(layer: int, p: Tensor, v: Tensor) -> None:
-        closed = torch.where(p.log() > thresholds[layer].to(p)[:, None, None], 0.0, p)
+    def collect(layer: int, p: Tensor, v: Tensor, x: Tensor) -> None:
+        offsets = (x.to(p) @ key[layer].to(p).mT).mT  # (batch, head, key)
+        thresholds = -(bias[layer].to(p)[:, None] + offsets)
+        closed = torch.where(p.log() > thresholds[:, :, None], 0.0, p)
         values = (closed @ v).double().sum((0, 2)).cpu()
         mass = closed.double().sum((0, 2, 3)).cpu()
         before = layers.get(layer, (torch.zeros_like(values), torch.zeros_like(mass)))
@@ -107,6 +171,7 @@ def _collecting(hf: Any, collect: Collect) -> Iterator[None]:
     """Inside, the model computes plain attention and hands its weights and values to `collect`."""
     implementation, training = hf.config._attn_implementation, hf.training
     modules = attention_modules(hf)
+    hooks = [module.register_forward_pre_hook(_keep_input, with_kwargs=True) for module in modules]
     for module in modules:
         module.gate_collect = collect
     hf.set_attn_implementation(_NAME)
@@ -116,8 +181,13 @@ def _collecting(hf: Any, collect: Collect) -> Iterator[None]:
     finally:
         hf.train(training)
         hf.set_attn_implementation(implementation)
-        for module in modules:
+        for module, hook in zip(modules, hooks, strict=True):
+            hook.remove()
             del module.gate_collect
+
+
+def _keep_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    module.gate_input = args[0] if args else kwargs["hidden_states"]
 
 
 def _attend(
@@ -138,7 +208,7 @@ def _attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     p = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    module.gate_collect(module.layer_idx, p, v)
+    module.gate_collect(module.layer_idx, p, v, module.__dict__.pop("gate_input"))
     return (p @ v).to(query).transpose(1, 2).contiguous(), None
 
 

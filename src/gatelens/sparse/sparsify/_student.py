@@ -111,12 +111,12 @@ class Student:
         make_sparse(self.hf, bias)
 
     @torch.no_grad()
-    def calibrate(self, tokens: Int[Tensor, "sequence token"], open_mass: float) -> None:
+    def calibrate(self, tokens: Int[Tensor, "sequence token"], open_mass: float, close_first: bool) -> None:
         """Give probability gates their first values, which follow from the attention without gates on some sequences.
 
-        Cost: two forward passes of the sequences.
+        Cost: two or three forward passes of the sequences.
         """
-        values = calibrate(self.hf, tokens, open_mass)
+        values = calibrate(self.hf, tokens, open_mass, close_first=close_first)
         endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": ".gate_rest"}
         for name, ending in endings.items():
             for parameter, of_layer in zip(self._trained_gates(ending), getattr(values, name), strict=True):

@@ -108,7 +108,7 @@ def sparsify(
                 own = _own_text(model, texts.training, settings, folder, show and main)
             numbered = TrainingSequences(texts.training, own, settings.self_share, settings.seed)
             if settings.gate == "probability" and student.is_new and first_run is None and not resumes:
-                student.calibrate(numbered.batch(range(CALIBRATION)), settings.open_mass)
+                student.calibrate(numbered.batch(range(CALIBRATION)), settings.open_mass, settings.close_first)
             if settings.most_open < 1:
                 student.lower_biases(numbered.batch(range(4)).to(model.device), settings.most_open)
             dense = copy.deepcopy(model.hf) if sharded else model.hf.to(accelerator.device)  # sharding is in place

@@ -80,6 +80,11 @@ class SparsifySettings(Settings):
         le=1,
         description="Probability gates: share of each head's attention mass that calibration leaves open.",
     )
+    close_first: bool = Field(
+        False,
+        description="Probability gates: calibration also closes the edges to the first token of a sequence; open_mass "
+        "then counts all other edges.",
+    )
     offset_learning_rate: float = Field(
         8e-4, gt=0, description="Probability gates: learning rate of the offsets of queries and keys, for Adam."
     )
