@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,18 +44,17 @@ class TestHelp:
             assert f"{name} ({method.help})" in printed
 
     def test_comes_at_once(self) -> None:
-        """Help, and importing the package, load neither torch nor transformers."""
+        """Help, and importing the package, load none of the packages that take seconds to import."""
         code = (
             "import sys; sys.argv = ['gatelens', '--help']\n"
             "import gatelens, gatelens.cli\n"
             "try: gatelens.cli.main()\n"
             "except SystemExit: pass\n"
-            "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+            "slow = {'torch', 'transformers', 'numpy', 'scipy', 'matplotlib', 'safetensors', 'accelerate', 'peft'}\n"
+            "print(sorted(slow & set(sys.modules)))"
         )
-        begun = time.monotonic()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
-        assert time.monotonic() - begun < 10  # far less on a machine that is not busy
         for command in COMMANDS:
             assert command in done.stdout
 

@@ -38,6 +38,14 @@ def test_scores_are_saved_and_read_again(level: Level[Any]) -> None:
         assert torch.equal(exist, exist_again)
 
 
+@pytest.mark.parametrize("level", [HEADS, EDGES], ids=["heads", "edges"])
+def test_a_saved_sample_stays_a_sample(level: Level[Any]) -> None:
+    sample = patch(level, MODEL, TASK, sample=3)
+    again = level.read_scores(sample.tensors(), Graph.of(MODEL.anatomy), sample.method)
+    assert again.is_sample
+    assert int(again.gate_sets()[0].exists.sum()) == 3
+
+
 @every_level
 def test_the_top_of_a_ranking_has_gates_names_and_scores(level: Level[Any]) -> None:
     scores = attribute(level, MODEL, TASK)

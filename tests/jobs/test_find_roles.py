@@ -196,17 +196,16 @@ def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_fo
     command += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
     command += ["--most", "6", "--every", "3"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as in this process
+    begun = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
-    deadline = time.monotonic() + 120
     while not list((tmp_path / "run" / "pieces").glob("G+*.safetensors")):
-        assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "run" / "result.json").exists()
     clock = tmp_path / "run" / "pieces" / "seconds.json"
-    assert 0 < json.loads(clock.read_text())["seconds"] < 120
+    assert 0 < json.loads(clock.read_text())["seconds"] < time.monotonic() - begun
     clock.write_text('{"seconds": 1000}')
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from gatelens.runtime import precision
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
 from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse, record_open
-from gatelens.sparse.sparsify import SparsifySettings, _own_text, evaluate, sparsify
-from gatelens.sparse.sparsify._geco import LossMultiplier
+from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify._log import Log
 from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
 from gatelens.sparse.sparsify._own_text import write_text
@@ -55,61 +53,6 @@ def logits(hf: Any, tokens: Tensor) -> Tensor:
         return hf(input_ids=tokens).logits
 
 
-# --- The multiplier ---
-
-
-def geco(**changes: float) -> LossMultiplier:
-    kind: dict[str, Any] = {"base": 2.0, "target": 0.1, "scale": 0.1, "rate": 0.05, "damping": 0.0, "smoothing": 0.0}
-    return LossMultiplier(**{**kind, "low": 0.5, "high": 50.0, **changes})
-
-
-def test_a_constant_violation_moves_the_logarithm_in_a_line() -> None:
-    multiplier = geco(warmup=3)
-    for step in range(10):
-        assert multiplier.now == pytest.approx(2 * math.exp(0.05 * 0.5 * max(0, step - 3)))
-        multiplier.update(0.15)
-
-
-def test_the_violation_is_averaged() -> None:
-    """After a jump from no violation, the average is 1 - smoothing^n, and its sum has a closed form."""
-    multiplier = geco(smoothing=0.8, damping=2.0)
-    multiplier.update(0.1)
-    for _ in range(12):
-        multiplier.update(0.2)
-    average = 1 - 0.8**12
-    total = 12 - 0.8 * (1 - 0.8**12) / (1 - 0.8)
-    assert multiplier.violation == pytest.approx(average)
-    assert multiplier.base == pytest.approx(2 * math.exp(0.05 * total))
-    assert multiplier.now == pytest.approx(2 * math.exp(0.05 * total + 2 * average))
-
-
-def test_one_bad_batch_hardly_moves_it_and_it_stays_in_its_bounds() -> None:
-    multiplier = geco()
-    multiplier.update(1e9)
-    assert multiplier.now == pytest.approx(2 * math.exp(0.05))
-    for _ in range(200):
-        multiplier.update(1e9)
-    assert multiplier.now == 50
-    for _ in range(200):
-        multiplier.update(0.0)
-    assert multiplier.now == 0.5
-
-
-def test_damping_calms_the_multiplier() -> None:
-    """A loss that falls, late, with the logarithm of the multiplier: without damping it swings for ever."""
-
-    def swing(damping: float) -> float:
-        multiplier, loss, losses = geco(rate=0.1, damping=damping, high=1e6), 0.3, []
-        for _ in range(400):
-            loss += 0.02 * (0.3 - 0.05 * math.log(multiplier.now) - loss)
-            multiplier.update(loss)
-            losses.append(loss)
-        late = losses[100:]
-        return max(late) - min(late)
-
-    assert swing(2.0) < 0.5 * swing(0.0)
-
-
 # --- Losses ---
 
 
@@ -126,42 +69,6 @@ def test_losses_are_the_plain_ones(llama: Model) -> None:
 
 
 # --- What is read ---
-
-
-def test_sequences_are_a_mixture_in_a_random_order() -> None:
-    text, own = torch.arange(10)[:, None], 100 + torch.arange(4)[:, None]
-    mixture = TrainingSequences(text, own, own_share=0.4, seed=3)
-    read = mixture.batch(range(50))[:, 0].tolist()
-    for start in range(0, 50, 5):
-        assert sum(x >= 100 for x in read[start : start + 5]) == 2
-    texts = [x for x in read if x < 100]
-    assert [sorted(texts[i : i + 10]) for i in range(0, 30, 10)] == [list(range(10))] * 3
-    assert texts[:10] != texts[10:20]
-    owns = [x for x in read if x >= 100]
-    assert sorted(owns[:4]) == [100, 101, 102, 103]
-    assert mixture.batch(range(20, 30))[:, 0].tolist() == read[20:30]
-    assert TrainingSequences(text, own, own_share=0.4, seed=4).batch(range(50))[:, 0].tolist() != read
-    assert TrainingSequences(text, own[:0], own_share=0.4, seed=3).batch(range(10))[:, 0].max() < 100
-
-
-def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # All chats begin alike: what follows must not.
-    model, text = tiny("llama"), torch.arange(64).view(8, 8) % VOCAB
-    monkeypatch.setattr(_own_text, "_chat_opening", lambda tokenizer: [1, 2, 3])
-    monkeypatch.setattr(_own_text, "PIECE", 4)
-    widths = set()
-    openings = _own_text._openings
-
-    def watch(*args: Any) -> Tensor:
-        opening = openings(*args)
-        if args[3] % 3 == 1:
-            widths.add(opening.shape[1])
-        return opening
-
-    monkeypatch.setattr(_own_text, "_openings", watch)
-    written = _own_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
-    assert len({tuple(row) for row in written.tolist()}) == 96
-    assert widths == set(range(1, 9))
 
 
 def test_own_text_is_sampled_from_the_model(llama: Model, tmp_path: Path) -> None:

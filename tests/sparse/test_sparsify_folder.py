@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from families import prompts, tiny
-from safetensors.torch import load_file
 from torch import Tensor
 
 import gatelens
@@ -27,37 +26,11 @@ from gatelens.sparse.calibration import calibrate
 from gatelens.sparse.in_model import gate_biases, gate_values, make_sparse, save_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify._log import Log
-from gatelens.sparse.sparsify._result import merged
-from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import Training
 
 SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "checkpoint_every": 1, "target": 1.0}
 FAST: dict[str, Any] = {**SMALL, "learning_rate": 1e-2, "bias_learning_rate": 0.5}
 STILL: dict[str, Any] = {**SMALL, "learning_rate": 1e-12, "bias_learning_rate": 1e-12}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "trained.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("held") / "words.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=2, rows=1, length=400)[0]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model that is loaded from a folder."""
-    folder = tmp_path_factory.mktemp("base") / "base"
-    model = tiny("llama")
-    model.hf.save_pretrained(folder)
-    model.tokenizer.save_pretrained(folder)
-    return gatelens.load(folder, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -114,59 +87,6 @@ def test_a_finished_schedule_stays_at_its_end(
 def test_half_a_schedule(base: Model, text: Path, tmp_path: Path) -> None:
     settings = SparsifySettings(steps=2, learn_bias=False, bias=4.0, bias_end=0.0, bias_steps=4, **SMALL)
     assert gate_biases(sparsify(base, text, settings).hf).unique().tolist() == [2.0]
-
-
-# --- No weight is NaN ---
-
-
-def test_gates_that_are_all_closed_have_gradients(base: Model, text: Path) -> None:
-    sparse = sparsify(base, text, SparsifySettings(steps=2, bias=-200.0, **FAST))
-    assert all(weight.isfinite().all() for weight in sparse.hf.parameters())
-    assert gate_biases(sparse.hf).isfinite().all()
-
-
-def test_a_gradient_that_is_no_number(base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backward = Training._backward
-
-    def spoiled(self: Training, step: int, numbers: range) -> Tensor:
-        measured = backward(self, step, numbers)
-        if step == 1:
-            self.student.weights()[0].grad[0, 0] = torch.nan  # type: ignore[index]
-        return measured
-
-    monkeypatch.setattr(Training, "_backward", spoiled)
-    with pytest.raises(GatelensError, match="diverged at step 2:"):
-        sparsify(base, text, SparsifySettings(steps=3, **FAST), out=tmp_path)
-    [checkpoint] = (tmp_path / "checkpoints").iterdir()
-    assert checkpoint.name == "step-000001"
-    assert all(weight.isfinite().all() for weight in load_file(checkpoint / "weights.safetensors").values())
-    assert len(Log(tmp_path, 9).records) == 1
-
-
-def test_an_update_that_leaves_no_numbers(
-    base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    update = Training.step
-
-    def spoiled(self: Training, step: int) -> Any:
-        measured = update(self, step)
-        with torch.no_grad():
-            self.student.weights()[0][0, 0] = torch.inf
-        return measured
-
-    monkeypatch.setattr(Training, "step", spoiled)
-    for out in (tmp_path, None):
-        with pytest.raises(GatelensError, match=r"diverged at step 1: .* NaN or infinity"):
-            sparsify(base, text, SparsifySettings(steps=1, **FAST), out=out)
-    assert not list((tmp_path / "checkpoints").iterdir())
-    assert not (tmp_path / "adapter.safetensors").exists()
-
-
-def test_adapters_whose_product_is_no_number(base: Model) -> None:
-    student = Student(base, SparsifySettings(), share=False)
-    student.load_state({name: torch.full_like(weight, 1e30) for name, weight in student.state().items()})
-    with pytest.raises(GatelensError, match="NaN or infinite, and nothing is written"):
-        merged(student)
 
 
 # --- What is written ---

@@ -27,24 +27,6 @@ RATES = ("learning_rate", "bias_learning_rate", "offset_learning_rate", "rest_le
 FAST: dict[str, Any] = {**SMALL, "target": 1.0, **dict.fromkeys(RATES, 1e-2)}
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred random words."""
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model that is loaded from a folder."""
-    folder = tmp_path_factory.mktemp("base") / "base"
-    model = tiny("llama")
-    model.hf.save_pretrained(folder)
-    model.tokenizer.save_pretrained(folder)
-    return gatelens.load(folder, check=False)
-
-
 def logits(hf: Any) -> Tensor:
     with torch.no_grad():
         return hf(input_ids=prompts()).logits

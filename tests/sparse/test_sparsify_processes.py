@@ -59,9 +59,7 @@ def test_a_killed_run_continues_with_the_same_losses(
 ) -> None:
     assert len(undisturbed) == STEPS
     run = start(text, tmp_path, batch=4, wait=0.3)
-    deadline = time.monotonic() + 120
     while not ((tmp_path / "log.csv").exists() and len(losses(tmp_path)) >= 5):  # two steps after a checkpoint
-        assert time.monotonic() < deadline
         assert run.poll() is None
         time.sleep(0.02)
     os.killpg(run.pid, signal.SIGKILL)

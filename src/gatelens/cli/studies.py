@@ -65,8 +65,8 @@ def report(
     """Write a page with the summary, the figures and interactive views of saved runs. No model is loaded."""
     from gatelens.report.page import write_report
 
-    wanted = [name.strip() for name in formats.split(",") if name.strip()]
-    written = write_report(folders, out or folders[0].parent / "report", wanted)
+    chosen_formats = [name.strip() for name in formats.split(",") if name.strip()]
+    written = write_report(folders, out or folders[0].parent / "report", chosen_formats)
     for problem in written.problems:
         print(f"gatelens: {problem}", file=sys.stderr)
     runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"

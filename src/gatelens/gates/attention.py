@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
 from gatelens.gates.gradients import Metric, z_gradients
-from gatelens.gates.level import Cost, GateSet, Level, Ranking, Scores, Source
+from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Ranking, Scores, Source
 from gatelens.gates.runs import capture, gradient_numbers
 from gatelens.model import Model
 from gatelens.model.components import Head
@@ -153,23 +153,13 @@ class Attention(Level[AttentionScores]):
         scores, edges = [bucket[:, 0] for bucket in buckets], [bucket[:, 1].bool() for bucket in buckets]
         return AttentionScores(scores, edges, method)
 
-    def patched(
-        self,
-        model: Model,
-        task: CircuitTask,
-        scores: Sequence[Tensor],
-        measured: Sequence[Tensor],
-        method: str,
-        sampled: bool,
-    ) -> AttentionScores:
-        remaining = list(zip(scores, measured, strict=True))
-        buckets: list[tuple[Tensor, Tensor]] = []
-        for bucket in task.buckets:
-            shape = self.shape(model, bucket.clean.shape[1])
-            prompts, remaining = remaining[: len(bucket)], remaining[len(bucket) :]
-            values, masks = (torch.stack(list(part)).unflatten(1, shape) for part in zip(*prompts, strict=True))
-            buckets.append((values, masks))
-        return AttentionScores([values for values, _ in buckets], [masks for _, masks in buckets], method, sampled)
+    def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> AttentionScores:
+        shapes = [self.shape(model, bucket.clean.shape[1]) for bucket in task.buckets]
+        scores, edges = (
+            [flat.unflatten(1, shape) for flat, shape in zip(join(task, [part]), shapes, strict=True)]
+            for part in (gates.scores, gates.measured)
+        )
+        return AttentionScores(scores, edges, gates.method, gates.is_sample)
 
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> AttentionScores:
         n_buckets = sum(name.endswith(".scores") for name in tensors)

@@ -5,7 +5,7 @@ The gates are (row, source, destination), numbered as in `Graph`. Gates where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from torch import Tensor
 from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
 from gatelens.gates.gradients import Metric
-from gatelens.gates.level import Cost, GateSet, Level, SharedScores, Source, top_masks
+from gatelens.gates.level import Cost, GateSet, Source, top_masks
 from gatelens.gates.runs import gradient_numbers
+from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
-from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.base import Bucket
 
 
 class ComponentEdge(NamedTuple):
@@ -52,12 +53,11 @@ class EdgeScores(SharedScores):
         return edge, f"{self.graph.source_names[edge.source]} -> {self.graph.destination_names[edge.destination]}"
 
 
-class Edges(Level[EdgeScores]):
+class Edges(SharedLevel[EdgeScores]):
     """Gates on edges between components."""
 
     name, noun = "edges", "edges"
     sources = ("corrupt", "mean", "zero")
-    shared = True
     cost = Cost(captures=2, patch=1.0, circuit=1.75)
     log_axis, head_map = True, ""
 
@@ -136,23 +136,8 @@ class Edges(Level[EdgeScores]):
     ) -> Shaped[Tensor, "source destination"]:
         return EdgeAttribution(model, batch, metric).scores(points)
 
-    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> EdgeScores:
-        return EdgeScores(torch.stack(list(pieces)).sum(0) / len(task), Graph.of(model.anatomy), method)
-
-    def patched(
-        self,
-        model: Model,
-        task: CircuitTask,
-        scores: Sequence[Tensor],
-        measured: Sequence[Tensor],
-        method: str,
-        sampled: bool,
-    ) -> EdgeScores:
-        graph, shape = Graph.of(model.anatomy), self.shape(model, 0)
-        return EdgeScores(scores[0].view(shape), graph, method, measured[0].view(shape) if sampled else None)
-
-    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> EdgeScores:
-        return EdgeScores(tensors["scores"], graph, method)
+    def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> EdgeScores:
+        return EdgeScores(scores, graph, method, measured)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return edge_numbers(model, length)

@@ -5,7 +5,7 @@ The gates are (row, layer, head). The embedding and the MLPs always run on the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from gatelens.gates.gradients import Metric, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
-from gatelens.gates.level import Cost, GateSet, Level, SharedScores, Source
+from gatelens.gates.level import Cost, GateSet, Source
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
+from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
 from gatelens.model.components import Head
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import widen
-from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.base import Bucket
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +50,11 @@ class HeadScores(SharedScores):
         return self.scores
 
 
-class Heads(Level[HeadScores]):
+class Heads(SharedLevel[HeadScores]):
     """Gates on heads."""
 
     name, noun = "heads", "heads"
     sources = ("corrupt", "mean", "zero")
-    shared = True
     cost = Cost(captures=2, patch=0.5, circuit=1.0)
     log_axis, head_map = False, "score of the head"
 
@@ -116,23 +116,8 @@ class Heads(Level[HeadScores]):
                 scores[layer] += torch.einsum("bthd,bthd->h", change, widen(gradient)).cpu() / len(points)
         return scores
 
-    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> HeadScores:
-        return HeadScores(torch.stack(list(pieces)).sum(0) / len(task), method)
-
-    def patched(
-        self,
-        model: Model,
-        task: CircuitTask,
-        scores: Sequence[Tensor],
-        measured: Sequence[Tensor],
-        method: str,
-        sampled: bool,
-    ) -> HeadScores:
-        shape = (model.n_layers, model.n_heads)
-        return HeadScores(scores[0].view(shape), method, measured[0].view(shape) if sampled else None)
-
-    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> HeadScores:
-        return HeadScores(tensors["scores"], method)
+    def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> HeadScores:
+        return HeadScores(scores, method, measured)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return length * numbers_per_token(model)

@@ -47,6 +47,15 @@ class GateSet(NamedTuple):
     exists: Bool[Tensor, ...]  # True where a gate exists and has a score
 
 
+class PatchedGates(NamedTuple):
+    """What exact patching measured, in flattened gate sets, as `Scores.gate_sets` orders them."""
+
+    scores: Sequence[Shaped[Tensor, " _gate"]]
+    measured: Sequence[Bool[Tensor, " _gate"]]
+    method: str
+    is_sample: bool  # whether only a sample of the gates was patched
+
+
 @dataclass(frozen=True)
 class Cost:
     """What work at a level costs for one prompt, in forward passes."""
@@ -132,27 +141,6 @@ class Scores(ABC):
     def by_head(self) -> Float[Tensor, "layer head"] | None:
         """A score for each head, for a heat map; None if the gates do not belong to heads."""
         return None
-
-
-class SharedScores(Scores):
-    """Scores of gates that all prompts share, so that there is one gate set."""
-
-    scores: Tensor  # one number for each gate
-    measured: Tensor | None  # where a gate was scored; None: all gates were
-
-    @property
-    def is_sample(self) -> bool:
-        return self.measured is not None
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"scores": self.scores}
-
-    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " gate"]:
-        """1 for each gate among the top k, 0 for all others."""
-        [gate_set], [order] = self.gate_sets(), self.orders(by)
-        members = torch.zeros(gate_set.scores.numel())
-        members[order[:k]] = 1
-        return members[gate_set.exists.flatten()]
 
 
 S = TypeVar("S", bound=Scores)
@@ -268,21 +256,8 @@ class Level(ABC, Generic[S]):
         """Scores from the results of `attribute`, one for each batch."""
 
     @abstractmethod
-    def patched(
-        self,
-        model: Model,
-        task: CircuitTask,
-        scores: Sequence[Tensor],
-        measured: Sequence[Tensor],
-        method: str,
-        sampled: bool,
-    ) -> S:
-        """Scores from exact patching.
-
-        Arguments:
-            scores, measured: flattened gate sets, as `Scores.gate_sets` orders them.
-            sampled: whether only a sample of the gates was patched.
-        """
+    def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> S:
+        """Scores from exact patching."""
 
     @abstractmethod
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:

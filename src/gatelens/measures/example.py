@@ -75,7 +75,7 @@ def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
 
 
 def load_example(folder: str | Path) -> list[ExamplePrompt]:
-    """Read the example prompts of a saved run. There are none if they were too long or if an old version saved it."""
+    """Read the example prompts of a saved run. A run whose prompts were too long, or of version 0.1, has no prompts."""
     folder = Path(folder)
     if not (folder / _RECORD).exists():
         return []

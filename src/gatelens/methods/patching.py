@@ -17,7 +17,7 @@ from gatelens.gates import ATTENTION, EDGES, HEADS
 from gatelens.gates.attention import AttentionScores
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.level import Level, S
+from gatelens.gates.level import Level, PatchedGates, S
 from gatelens.methods.registry import Method, MethodSettings, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -118,9 +118,9 @@ class _Patching:
                 self._add(batch, rows, lost)
         # 3. The scores of the level.
         n_prompts = len(self.task) if self.level.shared else 1
-        values = [total / n_prompts for total in self.sums]
-        method, sampled = f"patching ({self.direction})", self.sample is not None
-        return self.level.patched(self.model, self.task, values, self.measured, method, sampled)
+        means = [total / n_prompts for total in self.sums]
+        method, is_sample = f"patching ({self.direction})", self.sample is not None
+        return self.level.patched(self.model, self.task, PatchedGates(means, self.measured, method, is_sample))
 
     def _runs(self, batch: Bucket) -> tuple[Any, Any]:
         """The run in which gates are patched, and the run that closed gates read."""

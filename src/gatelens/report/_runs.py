@@ -48,7 +48,7 @@ class CircuitRun:
 
     @property
     def head_scores(self) -> Tensor | None:
-        """Scores of heads (`Scores.by_head`), mean over task seeds: (layer, head). None if there are none."""
+        """The mean over task seeds of `Scores.by_head`: (layer, head). None if the run has no score for each head."""
         maps = [head_map for scores in self.scores if (head_map := scores.by_head()) is not None]
         return torch.stack(maps).mean(0) if maps else None
 

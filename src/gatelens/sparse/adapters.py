@@ -39,14 +39,14 @@ def write_adapter(
     trained: Mapping[str, Tensor],
     gates: GateValues,
     scale: float,
-    about: Mapping[str, Any],
+    description: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write an adapter.
 
     Arguments:
         trained: the trained matrices under the names that peft gives them. Parameters of gates are left out.
-        about: goes into adapter.json; at least the base, as `gatelens.load` opens it. `base_weights` adds to it.
+        description: goes into adapter.json; at least the base, as `gatelens.load` opens it. `base_weights` adds to it.
     """
     tensors = {f"gate_{name}": getattr(gates, name).to("cpu", dtype).contiguous() for name in GATE_TENSORS[gates.gate]}
     for name, weight in trained.items():
@@ -58,7 +58,7 @@ def write_adapter(
         tensors[stored_name] = weight.detach().to("cpu", dtype).contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
-    (folder / ABOUT).write_text(json.dumps({**about, "gate": gates.gate, "scale": scale}, indent=1) + "\n")
+    (folder / ABOUT).write_text(json.dumps({**description, "gate": gates.gate, "scale": scale}, indent=1) + "\n")
 
 
 def adapter_name(name: str) -> str | None:
@@ -79,32 +79,36 @@ def is_adapter(folder: Path) -> bool:
 
 def base_of(folder: Path) -> str:
     """What `gatelens.load` opens as the base of an adapter."""
-    return str(_read_about(folder)["base"])
+    return str(_read_description(folder)["base"])
 
 
 @torch.no_grad()
 def apply_adapter(hf: Any, folder: Path) -> Any:
     """Merge an adapter into its base, in place, and make it sparse. Products are computed in float32."""
-    about, tensors = _read_about(folder), _read_tensors(folder)
+    description, tensors = _read_description(folder), _read_tensors(folder)
     modules = dict(hf.named_modules())
     names = [key.removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
-    gates = _read_gates(hf, folder, about, tensors)
+    gates = _read_gates(hf, folder, description, tensors)
     _check_fit(hf, folder, tensors, names)
-    if "fingerprint" in about and about.get("dtype") == str(hf.dtype) and about["fingerprint"] != hash_weights(hf):
+    if (
+        "fingerprint" in description
+        and description.get("dtype") == str(hf.dtype)
+        and description["fingerprint"] != hash_weights(hf)
+    ):
         raise GatelensError(
-            f"the adapter in {folder} was made for other weights than {about['base']} has now: use the base that it "
-            "was made from."
+            f"the adapter in {folder} was made for other weights than {description['base']} has now: use the base that "
+            "it was made from."
         )
     for name in names:
         product = tensors[f"{name}.lora_B"].float() @ tensors[f"{name}.lora_A"].float()
-        _add(modules[name], float(about["scale"]) * product)
+        _add(modules[name], float(description["scale"]) * product)
     make_sparse(hf, **vars(gates))
     return hf
 
 
-def _read_gates(hf: Any, folder: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateValues:
+def _read_gates(hf: Any, folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateValues:
     """The gates of an adapter; raise an error if they do not fit the model."""
-    gate = about.get("gate", "score")
+    gate = description.get("gate", "score")
     if gate not in get_args(Gate):
         raise _damaged(folder / ABOUT, f"its gate is {gate!r}, not one of {', '.join(get_args(Gate))}")
     initial = initial_gates(gate, hf.config)
@@ -140,14 +144,14 @@ def _add(module: Any, change: Tensor) -> None:
     weight.add_((change.T if isinstance(module, Conv1D) else change).to(weight.device, weight.dtype))
 
 
-def _read_about(folder: Path) -> dict[str, Any]:
+def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / ABOUT
     try:
-        about = json.loads(path.read_text())
-        float(about["scale"]), str(about["base"])
+        description = json.loads(path.read_text())
+        float(description["scale"]), str(description["base"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
-    return dict(about)
+    return dict(description)
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +32,7 @@ def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context
     return parts
 
 
-def join(task: CircuitTask, parts: Sequence[Tensor]) -> list[Tensor]:
+def join(task: CircuitTask, parts: Sequence[Iterable[Tensor]]) -> list[Tensor]:
     """Join the results of the batches into one tensor for each bucket.
 
     Arguments:

@@ -14,6 +14,8 @@ from filelock import FileLock
 
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.run import run_study
+from gatelens.jobs.study.summary import Summary
+from gatelens.report import page
 from gatelens.sparse.in_model import make_sparse, save_sparse
 
 CIRCUIT = """\
@@ -36,6 +38,8 @@ most = 4
 every = 2
 """
 LENGTH = "[{}.task.induction]\noptions = {{ length = 4 }}"
+
+LEVELS = 'level = ["heads", "edges"]'  # for write_study: a study of two levels
 
 
 def save_models(folder: Path) -> None:
@@ -87,3 +91,8 @@ def hold(lock: Path, held: Any) -> None:
     with FileLock(lock):
         held.set()
         time.sleep(600)
+
+
+def go(file: Path, out: Path) -> Summary:
+    """Run the study of a file with its report."""
+    return run_study(read_study(file), out, write_report=page.write_report)

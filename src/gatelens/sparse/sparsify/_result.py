@@ -57,8 +57,8 @@ def write_result(
         unfinished.mkdir(parents=True)
         (unfinished / CARD).write_text(card)
         if settings.weights == "lora":
-            about = {"base": base_name(model), **base_weights(model.hf), "settings": settings.as_dict()}
-            write_adapter(unfinished, trained, gate_values(hf), SCALE, about)
+            description = {"base": base_name(model), **base_weights(model.hf), "settings": settings.as_dict()}
+            write_adapter(unfinished, trained, gate_values(hf), SCALE, description)
         if settings.merge or settings.weights == "full":
             save_sparse(hf, unfinished)
             model.tokenizer.save_pretrained(unfinished)

@@ -185,7 +185,7 @@ def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None,
         done = _restore(training, checkpoints)
     log_folder = folder if main else None
     log = Log(log_folder, done)
-    judged = Log(log_folder, done, ("step", *(f"{name} {what}" for name in held_out for what in JUDGED)), "judged")
+    judged = Log(log_folder, done, ("step", *(f"{name} {column}" for name in held_out for column in JUDGED)), "judged")
     n_sequences = settings.batch * settings.accumulate * accelerator.num_processes
     with displayed(show, done, settings.steps) as display:
         for step in range(done, settings.steps):
@@ -245,7 +245,7 @@ def _judge(training: Training, held_out: dict[str, Tensor]) -> Record:
             judgement.open_share,
             judgement.keys_per_query,
         )
-        numbers |= {f"{name} {what}": value for what, value in zip(JUDGED, values, strict=True)}
+        numbers |= {f"{name} {column}": value for column, value in zip(JUDGED, values, strict=True)}
     return numbers
 
 

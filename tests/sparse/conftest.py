@@ -1,0 +1,35 @@
+"""Text of random words, and a model that is loaded from a folder, for the tests of sparsify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from families import prompts, tiny
+
+import gatelens
+from gatelens.model import Model
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "trained.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("held") / "words.txt"
+    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=2, rows=1, length=400)[0]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model that is loaded from a folder."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    model = tiny("llama")
+    model.hf.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return gatelens.load(folder, check=False)
