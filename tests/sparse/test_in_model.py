@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoding import decode_in_steps
 from families import LENGTH, VOCAB, prompts, tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, StaticCache
@@ -105,19 +106,7 @@ def test_cached_decoding_is_the_full_forward(hf: Any) -> None:
     make_sparse(hf, 0.3)
     inputs, _ = padded(prompts(), "left")
     full = logits(hf, **inputs)
-    cache, steps = None, []
-    for start, stop in [(0, 5), (5, 8), *((at, at + 1) for at in range(8, LENGTH + 3))]:
-        with torch.no_grad():
-            out = hf(
-                input_ids=inputs["input_ids"][:, start:stop],
-                attention_mask=inputs["attention_mask"][:, :stop],
-                position_ids=inputs["position_ids"][:, start:stop],
-                past_key_values=cache,
-                use_cache=True,
-            )
-        cache = out.past_key_values
-        steps.append(out.logits)
-    together = torch.cat(steps, 1)
+    together = decode_in_steps(hf, inputs)
     torch.testing.assert_close(together[0], full[0], **CLOSE)
     torch.testing.assert_close(together[:, 3:], full[:, 3:], **CLOSE)
 
