@@ -66,6 +66,11 @@ BAD = [
     ({**GOOD, "answer": " mattress topper"}, "tokens, but an answer must be one token"),
     ({**GOOD, "answer": " sky"}, "the same token as a wrong answer"),
     ({**GOOD, "clean": "The cat inter", "corrupt": "The dog inter", "answer": "national"}, "changes the prompt's own"),
+    ({**GOOD, "roles": ["cat"]}, "'roles' must be an object"),
+    ({**GOOD, "roles": {"animal": "horse"}}, "the role 'animal' is occurrence 1 of 'horse', which"),
+    ({**GOOD, "roles": {"animal": ["cat", 2]}}, "occurrence 2 of 'cat'"),
+    ({**GOOD, "roles": {"animal": ["cat", 0]}}, "the role 'animal' must be a text of the clean prompt"),
+    ({**GOOD, "roles": {"animal": ""}}, "the role 'animal' must be a text of the clean prompt"),
 ]
 
 

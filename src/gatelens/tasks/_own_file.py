@@ -1,7 +1,8 @@
 """A user's own task: a JSON-lines file with `clean`, `corrupt`, `answer`, `wrong`, or with `prompt`, `response`.
 
 `answer` and `wrong` are strings or lists of strings. Each string is one token that follows the prompt directly, so most
-begin with a space. Every line is checked, and a bad line is reported with its number.
+begin with a space. `roles` is optional and names the roles of tokens: role -> text in the clean prompt, or [text, which
+occurrence of it]. Every line is checked, and a bad line is reported with its number.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 from gatelens.errors import GatelensError
 from gatelens.tasks.base import CircuitTask, ResponseTask, examples, from_tokens
+from gatelens.tasks.token_roles import Span
 from gatelens.tasks.tokens import Pair, Tokenizer, tokenise
 
 CIRCUIT_KEYS = ("clean", "corrupt", "answer", "wrong")
@@ -133,7 +135,26 @@ def _is_response(lines: dict[int, str]) -> bool:
 def _pair(value: dict[str, Any]) -> Pair:
     clean, corrupt = (_text(value, key, CIRCUIT_KEYS) for key in ("clean", "corrupt"))
     answers, wrong = (_texts(value, key) for key in ("answer", "wrong"))
-    return Pair(clean, corrupt, answers, wrong)
+    return Pair(clean, corrupt, answers, wrong, _roles(value.get("roles", {}), clean))
+
+
+def _roles(roles: Any, clean: str) -> tuple[Span, ...]:
+    """The spans of the words whose roles a line names."""
+    if not isinstance(roles, dict):
+        raise ValueError('\'roles\' must be an object such as {"subject": "John", "subject again": ["John", 2]}')
+    return tuple(_span(role, place, clean) for role, place in roles.items())
+
+
+def _span(role: str, place: Any, clean: str) -> Span:
+    text, number = place if isinstance(place, list) and len(place) == 2 else (place, 1)
+    if not (role and isinstance(text, str) and text and type(number) is int and number > 0):
+        raise ValueError(f"the role {role!r} must be a text of the clean prompt, or [text, which occurrence of it]")
+    start = -1
+    for _ in range(min(number, len(clean) + 1)):
+        start = clean.find(text, start + 1)
+        if start < 0:
+            raise ValueError(f"the role {role!r} is occurrence {number} of {text!r}, which {clean!r} does not have")
+    return Span(role, start, start + len(text))
 
 
 def _item(value: dict[str, Any]) -> tuple[str, str]:

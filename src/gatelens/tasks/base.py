@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.tasks._metrics import METRICS, Difference
+from gatelens.tasks.token_roles import TokenRoles, token_roles
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, continuations, encode, tokenise
 
 __all__ = ["Bucket", "CircuitTask", "Example", "Pair", "ResponseBatch", "ResponseTask"]
@@ -40,9 +41,19 @@ class CircuitTask:
     wrong_ids: Tensor  # (prompt, wrong answer) int64, -1 where a prompt has fewer wrong answers
     difference: Difference = "logit"
     options: Mapping[str, Any] = field(default_factory=dict)
+    token_roles: TokenRoles = field(default_factory=TokenRoles)
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """The names of the roles that tokens have in this task, such as IO, S1 and S2."""
+        return self.token_roles.names
+
+    def roles(self, bucket: Bucket) -> Tensor:
+        """The role of every position of a bucket's prompts: (prompt, position) int64, numbers of `role_names`."""
+        return self.token_roles.ids[bucket.which, : bucket.clean.shape[1]]
 
     def metric(self, logits: Tensor, bucket: Bucket) -> Tensor:
         """How clearly the model prefers the right answers. It is differentiable.
@@ -114,7 +125,8 @@ def from_tokens(
         for _, which in sorted(lengths.items())
     ]
     answer_ids, wrong_ids = (_pad_ids([getattr(pair, key) for pair in tokens]) for key in ("answers", "wrong"))
-    return CircuitTask(name, seed, list(pairs), buckets, answer_ids, wrong_ids, difference, options)
+    roles = token_roles([pair.roles or [""] * len(pair) for pair in tokens])
+    return CircuitTask(name, seed, list(pairs), buckets, answer_ids, wrong_ids, difference, options, roles)
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,14 @@ def take(task: CircuitTask, n: int) -> CircuitTask:
     buckets = [
         Bucket(bucket.clean[mask], bucket.corrupt[mask], bucket.which[mask]) for bucket, mask in masks if mask.any()
     ]
+    roles = replace(task.token_roles, ids=task.token_roles.ids[:n])
     return replace(
-        task, pairs=task.pairs[:n], buckets=buckets, answer_ids=task.answer_ids[:n], wrong_ids=task.wrong_ids[:n]
+        task,
+        pairs=task.pairs[:n],
+        buckets=buckets,
+        answer_ids=task.answer_ids[:n],
+        wrong_ids=task.wrong_ids[:n],
+        token_roles=roles,
     )
 
 

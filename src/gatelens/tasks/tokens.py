@@ -6,10 +6,11 @@ of an answer are those that follow the prompt's tokens when prompt and answer ar
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gatelens.errors import GatelensError
+from gatelens.tasks.token_roles import Span, roles_of_tokens, unmark
 
 # The tokens of an answer depend only on the last characters of the prompt. Each answer is therefore tokenised once for
 # all prompts that end with the same characters; this is how many characters are compared.
@@ -26,7 +27,7 @@ class Tokenizer(Protocol):
     def all_special_ids(self) -> list[int]: ...
     @property
     def pad_token_id(self) -> int | None: ...
-    def __call__(self, text: list[str], return_attention_mask: bool = ...) -> Any: ...
+    def __call__(self, text: list[str], *, return_attention_mask: bool = ...) -> Any: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
     def get_vocab(self) -> dict[str, int]: ...
 
@@ -39,6 +40,13 @@ class Pair:
     corrupt: str
     answers: tuple[str, ...]
     wrong: tuple[str, ...]
+    roles: tuple[Span, ...] = ()  # the parts of the clean prompt that have a role
+
+
+def marked_pair(clean: str, corrupt: str, answers: tuple[str, ...], wrong: tuple[str, ...]) -> Pair:
+    """A pair from prompts whose words with a role are marked (`gatelens.tasks.token_roles.mark`)."""
+    text, roles = unmark(clean)
+    return Pair(text, unmark(corrupt)[0], answers, wrong, roles)
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class PairTokens:
     corrupt: list[int]
     answers: list[int]
     wrong: list[int]
+    roles: list[str] = field(default_factory=list)  # of each position, "" where the task names none; empty: no roles
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -125,6 +134,7 @@ def tokenise(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> tuple[list[PairToke
     clean = encode(tokenizer, [pair.clean for pair in pairs])
     corrupt = encode(tokenizer, [pair.corrupt for pair in pairs])
     answer_ids = _answer_ids(tokenizer, pairs, clean)
+    roles = roles_of_tokens(tokenizer, [pair.clean for pair in pairs], clean, [pair.roles for pair in pairs])
     tokens: list[PairTokens | None] = []
     problems: dict[int, str] = {}
     for i, pair in enumerate(pairs):
@@ -136,7 +146,7 @@ def tokenise(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> tuple[list[PairToke
             )
             if set(answers) & set(wrong):
                 raise ValueError(f"a right answer to {pair.clean!r} is the same token as a wrong answer")
-            tokens.append(PairTokens(clean[i], corrupt[i], answers, wrong))
+            tokens.append(PairTokens(clean[i], corrupt[i], answers, wrong, roles[i]))
         except ValueError as problem:
             tokens.append(None)
             problems[i] = str(problem)

@@ -12,11 +12,14 @@ from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, Tokenizer, continuations, encode
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, continuations, encode, marked_pair
 
 DIGITS = "0123456789"
 PLACES = ("tens", "ones")
 SHOTS = 3
+# The token roles of the digits of the last sum, in their order.
+DIGIT_ROLES = ("first tens", "first ones", "second tens", "second ones", "sum tens")
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,18 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, digit: str = "tens") -> Ci
         shots = [style.write(*numbers()) for _ in range(SHOTS)]
         a, b = numbers()
         other = random.choice([c for c in range(10, 100 - a) if right_digit(a, c) != right_digit(a, b)])
-        clean, corrupt = ("\n".join([*shots, style.until(a, second, digit)]) for second in (b, other))
+        worked = mark("\n".join(shots), "worked sums")
+        clean, corrupt = (f"{worked}\n{_mark_digits(style.until(a, second, digit))}" for second in (b, other))
         wrong = tuple(style.answer(d) for d in DIGITS if d != right_digit(a, b))
-        return Pair(clean, corrupt, (style.answer(right_digit(a, b)),), wrong)
+        return marked_pair(clean, corrupt, (style.answer(right_digit(a, b)),), wrong)
 
     return circuit_task(tokenizer, "addition", seed, distinct(n, draw, key=attrgetter("clean")), digit=digit)
+
+
+def _mark_digits(text: str) -> str:
+    """The unfinished sum with the token role of every digit."""
+    roles = iter(DIGIT_ROLES)
+    return "".join(mark(letter, next(roles)) if letter in DIGITS else letter for letter in text)
 
 
 def _style(tokenizer: Tokenizer) -> Style:

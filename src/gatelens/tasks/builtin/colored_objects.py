@@ -10,7 +10,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens
 
 # Every word follows "a", so no word begins with a vowel.
 COLORS = words("red blue green yellow black white brown pink purple silver gold gray")
@@ -38,16 +39,25 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
 
     def draw() -> Pair:
         shown_things, shown_colors = random.sample(things, 3), random.sample(colors, 3)
-        described = [f"{color} {thing}" for color, thing in zip(shown_colors, shown_things, strict=True)]
         template, surface = random.choice(TEMPLATES), random.choice(surfaces)
         asked, asked_instead = random.sample(range(3), 2)
+        described = [
+            f"{mark(color, f'{of} color')} {mark(thing, f'{of} thing')}"
+            for color, thing, of in zip(shown_colors, shown_things, _asked_or_other(asked), strict=True)
+        ]
         clean, corrupt = (
-            template.format(*described, surface=surface, thing=shown_things[i]) for i in (asked, asked_instead)
+            template.format(*described, surface=surface, thing=mark(shown_things[i], "thing in question"))
+            for i in (asked, asked_instead)
         )
         wrong = tuple(f" {color}" for color in shown_colors if color != shown_colors[asked])
-        return Pair(clean, corrupt, (f" {shown_colors[asked]}",), wrong)
+        return marked_pair(clean, corrupt, (f" {shown_colors[asked]}",), wrong)
 
     return circuit_task(tokenizer, "colored-objects", seed, distinct(n, draw, key=attrgetter("clean")))
+
+
+def _asked_or_other(asked: int) -> list[str]:
+    """For each of the three things, whether the question is about it: the start of the token roles."""
+    return ["asked" if i == asked else "other" for i in range(3)]
 
 
 TASK = Entry(

@@ -20,7 +20,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator, others
-from gatelens.tasks.tokens import Pair, Tokenizer, single_tokens
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, single_tokens
 
 ARGUMENTS = words(
     """
@@ -50,6 +51,10 @@ TEMPLATE = '''def {method}(self, {arguments}):
 {documented}
     :param'''
 CORRUPTIONS = ("both", "definition", "docstring", "answer")
+# The token roles of the arguments, in order: in the definition, and in the docstring. The answer follows, in the
+# definition, the argument that the docstring documents last.
+DEFINED_ROLES = ("def earlier", "def earlier", "def before answer", "def answer", "def later", "def later")
+DOCUMENTED_ROLES = ("doc earlier", "doc earlier", "doc last")
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") -> CircuitTask:
@@ -76,7 +81,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") 
             for in_definition, in_docstring in ((arguments, arguments[:DOCUMENTED]), (defined, documented))
         )
         answer = arguments[DOCUMENTED]
-        return Pair(clean, corrupt, (f" {answer}",), tuple(f" {name}" for name in arguments if name != answer))
+        return marked_pair(clean, corrupt, (f" {answer}",), tuple(f" {name}" for name in arguments if name != answer))
 
     return circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)
 
@@ -96,9 +101,13 @@ def _corrupt(random: Random, names: list[str], arguments: list[str], corruption:
 
 def _write(method: str, defined: list[str], summary: list[str], documented: list[str], notes: list[list[str]]) -> str:
     """The prompt: the definition, the summary, the documented arguments with their notes, and an open `:param`."""
-    lines = [f"    :param {name}: {' '.join(words)}" for name, words in zip(documented, notes, strict=True)]
+    in_definition, in_docstring = (
+        [mark(name, role) for name, role in zip(names, roles, strict=True)]
+        for names, roles in ((defined, DEFINED_ROLES), (documented, DOCUMENTED_ROLES))
+    )
+    lines = [f"    :param {name}: {' '.join(words)}" for name, words in zip(in_docstring, notes, strict=True)]
     return TEMPLATE.format(
-        method=method, arguments=", ".join(defined), summary=" ".join(summary), documented="\n".join(lines)
+        method=method, arguments=", ".join(in_definition), summary=" ".join(summary), documented="\n".join(lines)
     )
 
 

@@ -9,7 +9,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import MEN, WOMEN, words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens
 
 TEMPLATES = (
     "Everyone knows that {name} is a good {person}, isn't",
@@ -38,8 +39,8 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
         names, pronouns = [woman, man], [" she", " he"]
         if random.random() < 0.5:
             names, pronouns = names[::-1], pronouns[::-1]
-        clean, corrupt = (template.format(name=name, person=person) for name in names)
-        return Pair(clean, corrupt, (pronouns[0],), (pronouns[1],))
+        clean, corrupt = (template.format(name=mark(name, "name"), person=mark(person, "person")) for name in names)
+        return marked_pair(clean, corrupt, (pronouns[0],), (pronouns[1],))
 
     return circuit_task(tokenizer, "gender-pronoun", seed, distinct(n, draw, key=attrgetter("clean")))
 

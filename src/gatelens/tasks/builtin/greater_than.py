@@ -29,7 +29,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import words
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, Tokenizer, encode, preferably_single
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, encode, marked_pair, preferably_single
 
 CENTURIES = range(11, 18)
 YEARS = range(2, 99)
@@ -72,14 +73,18 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
 
     def draw() -> Pair:
         noun, start = random.choice(nouns), random.choice(starts)
-        clean, corrupt = (
-            TEMPLATE.format(noun=noun, start=year, end=start.end) for year in (start.year, start.year // 100 * 100 + 1)
-        )
-        return Pair(clean, corrupt, start.above, start.not_above)
+        clean, corrupt = (_write(noun, year, start.end) for year in (start.year, start.year // 100 * 100 + 1))
+        return marked_pair(clean, corrupt, start.above, start.not_above)
 
     return circuit_task(
         tokenizer, "greater-than", seed, distinct(n, draw, key=attrgetter("clean")), difference="probability"
     )
+
+
+def _write(noun: str, year: int, end: str) -> str:
+    """The prompt. Token roles: the event, century and year of the start (17 and 32), and the century of the end."""
+    start = mark(str(year)[:2], "start century") + mark(str(year)[2:], "start year")
+    return TEMPLATE.format(noun=mark(noun, "event"), start=start, end=mark(end, "end century"))
 
 
 def decidable_years(tokenizer: Tokenizer) -> list[Start]:

@@ -34,7 +34,14 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, length: int = 10) -> Circu
         block, other_block = drawn[:length], drawn[length:]
         again = random.randrange(length // 2, length)
         wrong = [token for token in block if token != block[again]]
-        return PairTokens(start + block + block[:again], start + other_block + block[:again], [block[again]], wrong)
+        # Token roles: the last token was seen before the answer, which is the token to copy.
+        in_block = [
+            "seen before" if i == again - 1 else "answer in block" if i == again else "block" for i in range(length)
+        ]
+        roles = [""] * len(start) + in_block + ["repetition"] * again
+        return PairTokens(
+            start + block + block[:again], start + other_block + block[:again], [block[again]], wrong, roles
+        )
 
     tokens = distinct(n, draw, key=lambda pair: str(pair.clean))
     pairs = [

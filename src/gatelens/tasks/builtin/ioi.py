@@ -1,8 +1,9 @@
 """Indirect object identification (IOI): two people are named, one of them acts again; the answer is the other one.
 
 "After Mary and John arrived at the park, John handed a coin to" -> " Mary".
-The behaviour is that of Wang et al., arXiv 2211.00593. IO is the indirect object (Mary) and S the subject (John). Every
-name is a single token and follows a space, so that a name can be replaced by any other name.
+The behaviour is that of Wang et al., arXiv 2211.00593. IO is the indirect object (Mary) and S the subject (John), whose
+two places are the token roles S1 and S2. Every name is a single token and follows a space, so that a name can be
+replaced by any other name.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import NAMES
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator, others
-from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens
 
 PLACES = ("library", "market", "museum", "park", "beach", "theater", "farm", "kitchen")
 OBJECTS = ("book", "letter", "ticket", "camera", "coin", "sandwich", "map", "flower")
@@ -72,12 +74,14 @@ def ioi_task(
         corrupt_names = CORRUPTIONS[corruption](random, names, io, s)
         text = template(random)
         io_first = random.random() < 0.5
-        place, object_ = random.choice(places), random.choice(objects)
-        clean_text, corrupt_text = (
-            text.format(A=a if io_first else b, B=b if io_first else a, S=again, place=place, object=object_)
-            for a, b, again in ((io, s, s), corrupt_names)
-        )
-        return Pair(clean_text, corrupt_text, (f" {io}",), (f" {s}",))
+        place, object_ = mark(random.choice(places), "place"), mark(random.choice(objects), "object")
+
+        def write(indirect_object: str, subject: str, again: str) -> str:
+            people = mark(indirect_object, "IO"), mark(subject, "S1", following="S1+1")
+            a, b = people if io_first else people[::-1]
+            return text.format(A=a, B=b, S=mark(again, "S2"), place=place, object=object_)
+
+        return marked_pair(write(io, s, s), write(*corrupt_names), (f" {io}",), (f" {s}",))
 
     return circuit_task(tokenizer, name, seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)
 

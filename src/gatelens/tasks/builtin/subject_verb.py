@@ -10,7 +10,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._words import pairs
 from gatelens.tasks.base import CircuitTask, circuit_task
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, Tokenizer, preferably_single, single_tokens
+from gatelens.tasks.token_roles import mark
+from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens
 
 # Singular and plural. A pair is used only if the tokenizer writes both as one token.
 NOUNS = pairs(
@@ -46,10 +47,10 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
     def draw() -> Pair:
         subject, nearest = random.sample(nouns, 2)
         number = random.choice((0, 1))
-        middle = f"{random.choice(prepositions)} the {nearest[1 - number]}"
+        middle = f"{mark(random.choice(prepositions), 'preposition')} the {nearest[1 - number]}"
         verbs = (SINGULAR_VERBS, PLURAL_VERBS)
-        clean, corrupt = (f"The {subject[k]} {middle}" for k in (number, 1 - number))
-        return Pair(clean, corrupt, verbs[number], verbs[1 - number])
+        clean, corrupt = (f"The {mark(subject[k], 'subject')} {middle}" for k in (number, 1 - number))
+        return marked_pair(clean, corrupt, verbs[number], verbs[1 - number])
 
     return circuit_task(
         tokenizer, "subject-verb", seed, distinct(n, draw, key=attrgetter("clean")), difference="probability"
