@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.model.first_token import begin, first_tokens
 
 TextSource = str | Path
 """A text file, a folder of text files, a JSON-lines file, or the name of a hub data set."""
@@ -26,27 +27,43 @@ def sequences(
 ) -> Int[Tensor, "sequence {length}"]:
     """The text of a source cut into sequences of equal length.
 
-    Documents are joined, with an end-of-text token after each. An incomplete sequence at the end is dropped. A data set
-    is streamed only as far as it is needed.
+    Documents are joined, with an end-of-text token after each. If the model has a first token, every document and every
+    sequence begins with it. An incomplete sequence at the end is dropped. A data set is streamed only as far as it is
+    needed.
 
     Arguments:
         n_sequences: the largest number of sequences; None reads the whole source.
     """
+    first = first_tokens(tokenizer)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens: list[int] = []
     for document in documents(source):
+        ids: list[int] = []
         for piece in _pieces(document):
-            tokens += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-        tokens += end
+            ids += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens += begin(ids, first) + end
         if n_sequences is not None and len(tokens) >= n_sequences * length:
             break
-    count = len(tokens) // length
-    if count == 0:
+    cut = _cut(tokens, length, first)[:n_sequences]
+    if not cut:
         raise GatelensError(
             f"the text {source} has {len(tokens)} tokens, less than one sequence of {length}: "
             "give more text or a smaller length."
         )
-    return torch.tensor(tokens[: count * length]).view(count, length)[:n_sequences]
+    return torch.tensor(cut)
+
+
+def _cut(tokens: list[int], length: int, first: list[int]) -> list[list[int]]:
+    """Sequences of equal length. One that does not start at the beginning of a document gets the first tokens too."""
+    cut: list[list[int]] = []
+    start = 0
+    while True:
+        begins = tokens[start : start + len(first)] == first
+        end = start + length - (0 if begins else len(first))
+        if end > len(tokens) or end <= start:
+            return cut
+        cut.append(begin(tokens[start:end], first))
+        start = end
 
 
 def documents(source: TextSource) -> Iterator[str]:
