@@ -40,6 +40,12 @@ def test_another_file_of_that_name_size_and_date_is_another_model(tmp_path: Path
     assert fingerprints[0] != fingerprints[1]
 
 
+@pytest.mark.parametrize(("says", "ids"), [(None, [93, 69]), (False, [93, 69]), (True, [1, 93, 69])])
+def test_the_first_token_that_the_file_asks_for(tmp_path: Path, says: bool | None, ids: list[int]) -> None:
+    file = write_gguf(tiny("llama"), tmp_path / "mine.gguf", add_first=says)
+    assert gatelens.load(file).tokenizer("ab c").input_ids == ids
+
+
 @pytest.mark.parametrize("size", [0, 4, 500, 120_000, -1])
 def test_truncated(tmp_path: Path, cache: Path, size: int) -> None:
     file = write_gguf(tiny("llama"), tmp_path / "mine.gguf")
@@ -95,7 +101,7 @@ _GGUF_NAMES = {
 }
 
 
-def write_gguf(model: Model, path: Path, leave_out: str = "") -> Path:
+def write_gguf(model: Model, path: Path, leave_out: str = "", add_first: bool | None = None) -> Path:
     """A Llama as a gguf file, with a tokenizer of single characters and one merge."""
     config = model.hf.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -118,6 +124,8 @@ def write_gguf(model: Model, path: Path, leave_out: str = "") -> Path:
     writer.add_pad_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if add_first is not None:
+        writer.add_add_bos_token(add_first)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for key, weight in model.hf.state_dict().items():
         _, _, layer, part = key.split(".", 3) if ".layers." in key else ("", "", "", key)

@@ -10,25 +10,34 @@ Every result of gatelens depends on five facts about the model:
 
 Each is tested on two short prompts of arbitrary tokens. A model for which one of them is false is not loaded. The cost
 is a few short forward passes.
+
+Whether texts begin with a special token is not checked but compared: `check_model` warns if the model predicts a
+sentence much better with the other choice than with the tokenizer's.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import capture, forward
 from gatelens.model import Model
+from gatelens.model.first_token import first_tokens
 from gatelens.runtime.precision import widen
 from gatelens.sparse.in_model import dense_attention, is_sparse
 
 # The largest relative error for each dtype. Hugging Face's norms compute in float32 even if the weights are float64.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+_SENTENCE = "The little girl went to the park with her mother, and they played with a red ball until it was dark."
+_MUCH_WORSE = 1.0  # nats per token; it is below 0.5 for models that were trained without a first token
 
 
 @torch.no_grad()
@@ -41,6 +50,42 @@ def check_model(model: Model) -> None:
     _check_mlp_inputs(model, tokens)
     _check_projections_and_norm(model, tokens)
     _check_padding(model, tokens)
+    _compare_first_tokens(model)
+
+
+def _compare_first_tokens(model: Model) -> None:
+    """Warn if the loss of a sentence is much lower without the first token that the tokenizer adds, or with one."""
+    tokenizer = model.tokenizer
+    chosen = first_tokens(tokenizer)
+    special = tokenizer.bos_token_id
+    if not chosen and special is None:
+        return
+    other = [] if chosen else [special]
+    ids = tokenizer(_SENTENCE, add_special_tokens=False)["input_ids"]
+    if len(ids) < 2:
+        return
+    loss, other_loss = (_sentence_loss(model, first, ids) for first in (chosen, other))
+    # A loss near log(vocab) says that the model does not know the language: then neither choice means anything.
+    if loss - other_loss > _MUCH_WORSE and other_loss < math.log(model.hf.config.vocab_size) / 2:
+        token = repr(tokenizer.decode(chosen or other))
+        adds, better, advice = "does not add", "with", "set add_bos_token to true in tokenizer_config.json"
+        if chosen:
+            adds, better, advice = "adds", "without", "remove the token from the post_processor in tokenizer.json"
+        warnings.warn(
+            f"the tokenizer of {model.name} {adds} {token} at the beginning of a text, but {better} it the model "
+            f"predicts a sentence much better (loss {other_loss:.1f} instead of {loss:.1f} nats per token): {advice}, or "
+            "do not trust its results.",
+            GatelensWarning,
+            stacklevel=2,
+        )
+
+
+def _sentence_loss(model: Model, first: list[int], ids: list[int]) -> float:
+    """The mean negative log-probability of the tokens of a text after its first one, in nats per token."""
+    tokens = torch.tensor([first + ids], device=model.device)
+    log_probs = widen(model.hf(input_ids=tokens, use_cache=False).logits[0, len(first) : -1]).log_softmax(-1)
+    targets = tokens[0, len(first) + 1 :].to(log_probs.device)
+    return -log_probs.gather(-1, targets[:, None]).mean().item()
 
 
 def _check_gates_at_one(model: Model, tokens: Tensor) -> None:

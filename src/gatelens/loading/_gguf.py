@@ -13,7 +13,10 @@ import torch
 from gatelens.errors import GatelensError
 from gatelens.loading._pretrained import quiet, refuse_incomplete
 from gatelens.loading.builtin import smollm2_file
+from gatelens.model.first_token import adding_first_token
 from gatelens.runtime.files import write_folder
+
+_CONVERSION = 2  # increase it if `_convert` writes something else than before, so that old folders are not used
 
 
 def cache_folder() -> Path:
@@ -43,7 +46,7 @@ def _cached(gguf: Path, key: str) -> Path:
     import transformers
 
     # Another version of transformers may read the same config with other defaults, so each has its own folder.
-    folder = cache_folder() / f"{key}-transformers-{transformers.__version__}"
+    folder = cache_folder() / f"{key}-{_CONVERSION}-transformers-{transformers.__version__}"
     if not folder.exists():
         write_folder(folder, lambda temporary: _convert(gguf, temporary))
     return folder
@@ -58,7 +61,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     file = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(**file)
+            tokenizer = adding_first_token(AutoTokenizer.from_pretrained(**file), _asks_for_first_token(gguf))
             hf, info = AutoModelForCausalLM.from_pretrained(**file, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # the reader has no error type of its own: a damaged file can raise any error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -75,3 +78,11 @@ def _convert(gguf: Path, folder: Path) -> None:
     with quiet():
         unquantised.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _asks_for_first_token(gguf: Path) -> bool | None:
+    """Whether the file asks for a beginning-of-text token before every text; None if it does not say."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.add_bos_token")
+    return None if field is None else bool(field.parts[field.data[0]][0])

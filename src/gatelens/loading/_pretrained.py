@@ -13,6 +13,7 @@ import torch
 from gatelens.errors import GatelensError
 from gatelens.loading._explain import explained, only_pickled
 from gatelens.model.families import FAMILIES, family_of
+from gatelens.model.first_token import adding_first_token
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,19 @@ def read_pretrained(source: str, options: ReadOptions) -> tuple[Any, Any]:
 def read_tokenizer(source: str) -> Any:
     """Read the tokenizer of a folder or a hub id."""
     from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     with explained(source), quiet():
         _ask_hub(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            config = get_tokenizer_config(source)
         except ValueError as error:  # its files are missing, damaged, or need code that the repository brings
             raise _no_tokenizer(source) from error
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes an empty one if there are no files
         raise _no_tokenizer(source)
-    return tokenizer
+    # transformers does not follow this setting if there is a tokenizer.json.
+    return adding_first_token(tokenizer, config.get("add_bos_token"))
 
 
 def _ask_hub(source: str) -> None:

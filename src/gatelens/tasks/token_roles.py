@@ -88,9 +88,11 @@ def roles_of_tokens(
     which = [i for i, of_text in enumerate(spans) if of_text]
     if not which or not getattr(tokenizer, "is_fast", False):
         return named
-    encoded = tokenizer([texts[i] for i in which], return_attention_mask=False, return_offsets_mapping=True)
+    encoded = tokenizer(
+        [texts[i] for i in which], add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True
+    )
     for i, own_ids, offsets in zip(which, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        added = len(ids[i]) - len(own_ids)  # such as a beginning-of-text token
+        added = len(ids[i]) - len(own_ids)  # the first token of the model
         if added < 0 or ids[i][added:] != own_ids:
             continue
         before = None  # the span of the token before

@@ -1,7 +1,7 @@
 """From text to token ids: tokenise prompts and answers, and check that they fit the tokenizer.
 
-Text is tokenised with Hugging Face's defaults, which add a beginning-of-text token if the tokenizer has one. The tokens
-of an answer are those that follow the prompt's tokens when prompt and answer are tokenised *together*.
+A prompt begins with the model's first token, if it has one (`gatelens.model.first_token`). The tokens of an answer are
+those that follow the prompt's tokens when prompt and answer are tokenised *together*.
 """
 
 import re
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gatelens.errors import GatelensError
+from gatelens.model.first_token import begin, first_tokens
 from gatelens.tasks.token_roles import Span, roles_of_tokens, unmark
 
 # The tokens of an answer depend only on the last characters of the prompt. Each answer is therefore tokenised once for
@@ -27,7 +28,9 @@ class Tokenizer(Protocol):
     def all_special_ids(self) -> list[int]: ...
     @property
     def pad_token_id(self) -> int | None: ...
-    def __call__(self, text: list[str], *, return_attention_mask: bool = ...) -> Any: ...
+    def __call__(
+        self, text: list[str], *, add_special_tokens: bool = ..., return_attention_mask: bool = ...
+    ) -> Any: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
     def get_vocab(self) -> dict[str, int]: ...
 
@@ -64,11 +67,12 @@ class PairTokens:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each text, computed in one call of the tokenizer."""
+    """The token ids of each text, with the model's first token, computed in one call of the tokenizer."""
     if not texts:
         return []
-    ids: list[list[int]] = tokenizer(list(texts), return_attention_mask=False)["input_ids"]
-    return ids
+    first = first_tokens(tokenizer)
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return [begin(text_ids, first) for text_ids in ids]
 
 
 def continuations(

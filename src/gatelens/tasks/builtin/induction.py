@@ -5,10 +5,11 @@ task works with every tokenizer.
 """
 
 from gatelens.errors import GatelensError
+from gatelens.model.first_token import first_tokens
 from gatelens.tasks import Entry
 from gatelens.tasks.base import CircuitTask, from_tokens
 from gatelens.tasks.draw import distinct, generator
-from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, encode, word_tokens
+from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, word_tokens
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int, *, length: int = 10) -> CircuitTask:
@@ -27,7 +28,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, length: int = 10) -> Circu
             f"induction has no length {length}: with this tokenizer the length is from 2 to {len(pool) // 2}."
         )
     random = generator("induction", seed)
-    start = encode(tokenizer, [""])[0]
+    first = first_tokens(tokenizer)
 
     def draw() -> PairTokens:
         drawn = random.sample(pool, 2 * length)
@@ -38,9 +39,9 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, length: int = 10) -> Circu
         in_block = [
             "seen before" if i == again - 1 else "answer in block" if i == again else "block" for i in range(length)
         ]
-        roles = [""] * len(start) + in_block + ["repetition"] * again
+        roles = [""] * len(first) + in_block + ["repetition"] * again
         return PairTokens(
-            start + block + block[:again], start + other_block + block[:again], [block[again]], wrong, roles
+            first + block + block[:again], first + other_block + block[:again], [block[again]], wrong, roles
         )
 
     tokens = distinct(n, draw, key=lambda pair: str(pair.clean))
