@@ -73,8 +73,8 @@ def _compare_first_tokens(model: Model) -> None:
             adds, better, advice = "adds", "without", "remove the token from the post_processor in tokenizer.json"
         warnings.warn(
             f"the tokenizer of {model.name} {adds} {token} at the beginning of a text, but {better} it the model "
-            f"predicts a sentence much better (loss {other_loss:.1f} instead of {loss:.1f} nats per token): {advice}, or "
-            "do not trust its results.",
+            f"predicts a sentence much better (loss {other_loss:.1f} instead of {loss:.1f} nats per token): {advice}, "
+            "or do not trust its results.",
             GatelensWarning,
             stacklevel=2,
         )
