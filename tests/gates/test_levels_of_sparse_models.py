@@ -12,14 +12,14 @@ from toys import PLAIN, plain_run, random_task
 
 import gatelens
 from gatelens import Model
+from gatelens.gates import EDGES
 from gatelens.gates.attention_runs import attention_patterns, capture_attention, run_attention
-from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import capture_components, run_edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import capture
 from gatelens.model.graph import Graph
 from gatelens.sparse.in_model import GateValues, dense_attention, make_sparse
-from gatelens.sparse.recording import record_open, straight_through
+from gatelens.sparse.recording import record_open
 
 CLOSE = {"rtol": 1e-4, "atol": 5e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt
@@ -92,10 +92,9 @@ class TestEdges:
             for j, destination in enumerate(graph.destination_names):
                 right[i, j] = (difference * inputs[destination].grad).sum()  # type: ignore[operator]
         right *= graph.edges
-        with straight_through(model.hf):
-            actual = EdgeAttribution(model, bucket, lambda x: task.metric(x, bucket)).scores([1.0])
+        actual = gatelens.attribute(EDGES, model, task, straight_through=True).scores * len(task)
         torch.testing.assert_close(actual, right, rtol=1e-3, atol=1e-4)
-        without = EdgeAttribution(model, bucket, lambda x: task.metric(x, bucket)).scores([1.0])
+        without = gatelens.attribute(EDGES, model, task).scores * len(task)
         assert not torch.allclose(without, right, rtol=1e-3, atol=1e-4)
 
 

@@ -15,9 +15,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
-from gatelens.gates.gradients import Metric, z_gradients
+from gatelens.gates.attribution import Attribution
+from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Ranking, Scores, Source
-from gatelens.gates.runs import capture, gradient_numbers
+from gatelens.gates.runs import gradient_numbers
 from gatelens.model import Model
 from gatelens.model.components import Head
 from gatelens.model.graph import Graph
@@ -87,13 +88,38 @@ class AttentionScores(Scores):
         return torch.cat(sums).mean(0)
 
 
+class AttentionAttribution(Attribution):
+    """The products (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i of all attention edges."""
+
+    def __init__(self, model: Model, batch: Bucket, metric: Metric) -> None:
+        super().__init__(model, batch, metric)
+        self.clean, self.corrupt = (capture_attention(model, tokens) for tokens in (batch.clean, batch.corrupt))
+        self.edges = self.clean.edges | self.corrupt.edges
+
+    def products(self, step: Pass) -> Shaped[Tensor, "prompt layer head query key"]:
+        gradients = z_gradients(self.model, self.batch.clean, self.metric, step)
+        products = torch.zeros(self.edges.shape, dtype=self.model.wide_dtype)
+        for layer in layers_of(step, gradients):
+            gradient = widen(gradients[layer])
+            change = _products(self.clean, layer, gradient) - _products(self.corrupt, layer, gradient)
+            products[:, layer] = change.cpu()
+        return products
+
+    def groups(self) -> list[SourceGroup]:
+        return [SourceGroup("heads", layer) for layer in range(self.model.n_layers)]
+
+    def piece(self, scores: Shaped[Tensor, "prompt ..."]) -> Shaped[Tensor, "prompt 2 ..."]:
+        """On axis 1: first the scores, then 1 where an edge exists and 0 where it does not."""
+        return torch.stack([scores, self.edges.to(scores)], 1)
+
+
 class Attention(Level[AttentionScores]):
     """Gates on attention edges."""
 
     name, noun = "attention", "attention edges"
     sources = ("corrupt", "zero")
     shared = False
-    cost = Cost(captures=4, patch=1.0, circuit=1.0)
+    cost = Cost(captures=2, patch=1.0, circuit=1.0)
     log_axis, head_map = True, "sum of the scores of its attention edges"
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
@@ -129,24 +155,8 @@ class Attention(Level[AttentionScores]):
     ) -> Float[Tensor, "row prompt vocab"]:
         return run_attention(model, tokens, gates, closed, context=context)
 
-    def attribute(
-        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
-    ) -> Shaped[Tensor, "prompt 2 layer head query key"]:
-        """Compute (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i of every edge.
-
-        Returns:
-            On axis 1: first the products, then 1 where an edge exists and 0 where it does not.
-        """
-        clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
-        clean_attention = capture_attention(model, batch.clean)
-        corrupt_attention = capture_attention(model, batch.corrupt)
-        edges = clean_attention.edges | corrupt_attention.edges
-        scores = torch.zeros(edges.shape, dtype=model.wide_dtype)
-        for point in points:
-            gradients = z_gradients(model, batch.clean, metric, clean.embedding_towards(corrupt, point))
-            change = _products(clean_attention, gradients) - _products(corrupt_attention, gradients)
-            scores += change / len(points)
-        return torch.stack([scores, edges.to(scores)], 1)
+    def attribution(self, model: Model, batch: Bucket, metric: Metric) -> AttentionAttribution:
+        return AttentionAttribution(model, batch, metric)
 
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> AttentionScores:
         buckets = join(task, pieces)
@@ -180,14 +190,10 @@ class Attention(Level[AttentionScores]):
 
 
 def _products(
-    run: AttentionRun, gradients: Sequence[Shaped[Tensor, "prompt query head dim"]]
-) -> Shaped[Tensor, "prompt layer head query key"]:
-    """Compute p_ij v_j . (gradient at z_i) for every edge."""
-    layers = [
-        widen(p) * torch.einsum("bihd,bhjd->bhij", widen(gradient), widen(v))
-        for p, v, gradient in zip(run.weights, run.values, gradients, strict=True)
-    ]
-    return torch.stack([layer.cpu() for layer in layers], 1)
+    run: AttentionRun, layer: int, gradient: Shaped[Tensor, "prompt query head dim"]
+) -> Shaped[Tensor, "prompt head query key"]:
+    """Compute p_ij v_j . (gradient at z_i) for every edge of a layer."""
+    return widen(run.weights[layer]) * torch.einsum("bihd,bhjd->bhij", gradient, widen(run.values[layer]))
 
 
 ATTENTION = Attention()

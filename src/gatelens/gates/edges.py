@@ -131,10 +131,8 @@ class Edges(SharedLevel[EdgeScores]):
     ) -> Float[Tensor, "row prompt vocab"]:
         return run_edges(model, tokens, gates, closed, start=start, context=context)
 
-    def attribute(
-        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
-    ) -> Shaped[Tensor, "source destination"]:
-        return EdgeAttribution(model, batch, metric).scores(points)
+    def attribution(self, model: Model, batch: Bucket, metric: Metric) -> EdgeAttribution:
+        return EdgeAttribution(model, batch, metric)
 
     def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> EdgeScores:
         return EdgeScores(scores, graph, method, measured)

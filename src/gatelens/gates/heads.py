@@ -5,7 +5,7 @@ The gates are (row, layer, head). The embedding and the MLPs always run on the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gatelens.gates.gradients import Metric, z_gradients
+from gatelens.gates.attribution import Attribution
+from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
 from gatelens.gates.level import Cost, GateSet, Source
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
@@ -48,6 +49,26 @@ class HeadScores(SharedScores):
 
     def by_head(self) -> Float[Tensor, "layer head"]:
         return self.scores
+
+
+class HeadAttribution(Attribution):
+    """The products (clean z - corrupt z) . d metric / d z of all heads."""
+
+    def __init__(self, model: Model, batch: Bucket, metric: Metric) -> None:
+        super().__init__(model, batch, metric)
+        clean, corrupt = (capture(model, tokens, streams=False).heads for tokens in (batch.clean, batch.corrupt))
+        self.differences = [widen(z) - widen(corrupt_z) for z, corrupt_z in zip(clean, corrupt, strict=True)]
+
+    def products(self, step: Pass) -> Shaped[Tensor, "prompt layer head"]:
+        gradients = z_gradients(self.model, self.batch.clean, self.metric, step)
+        products = torch.zeros(len(self.batch), self.model.n_layers, self.model.n_heads, dtype=self.model.wide_dtype)
+        for layer in layers_of(step, gradients):
+            change, gradient = self.differences[layer], widen(gradients[layer])
+            products[:, layer] = torch.einsum("pthd,pthd->ph", change, gradient).cpu()
+        return products
+
+    def groups(self) -> list[SourceGroup]:
+        return [SourceGroup("heads", layer) for layer in range(self.model.n_layers)]
 
 
 class Heads(SharedLevel[HeadScores]):
@@ -103,18 +124,8 @@ class Heads(SharedLevel[HeadScores]):
     ) -> Float[Tensor, "row prompt vocab"]:
         return run_heads(model, tokens, gates.float(), closed, start=start, context=context)
 
-    def attribute(
-        self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]
-    ) -> Shaped[Tensor, "layer head"]:
-        """Compute (clean z - corrupt z) . d metric / d z of every head, summed over prompts and positions."""
-        clean, corrupt = capture(model, batch.clean), capture(model, batch.corrupt)
-        scores = torch.zeros(model.n_layers, model.n_heads, dtype=model.wide_dtype)
-        for point in points:
-            gradients = z_gradients(model, batch.clean, metric, clean.embedding_towards(corrupt, point))
-            for layer, gradient in enumerate(gradients):
-                change = widen(clean.heads[layer]) - widen(corrupt.heads[layer])
-                scores[layer] += torch.einsum("bthd,bthd->h", change, widen(gradient)).cpu() / len(points)
-        return scores
+    def attribution(self, model: Model, batch: Bucket, metric: Metric) -> HeadAttribution:
+        return HeadAttribution(model, batch, metric)
 
     def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> HeadScores:
         return HeadScores(scores, method, measured)

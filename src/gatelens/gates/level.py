@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -242,18 +243,14 @@ class Level(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def attribute(self, model: Model, batch: Bucket, metric: Metric, points: Sequence[float]) -> Shaped[Tensor, ...]:
-        """Compute ``(clean - corrupt contribution) . d metric / d input`` of every gate on one batch.
-
-        The gradient is averaged over these points of the straight path of input embeddings from corrupt (0) to clean
-        (1). Levels whose prompts share their gates sum over the batch's prompts.
-        """
+    def attribution(self, model: Model, batch: Bucket, metric: Metric) -> Attribution:
+        """What attribution needs of one batch at this level. The clean and the corrupt run are captured here."""
 
     # Scores
 
     @abstractmethod
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
-        """Scores from the results of `attribute`, one for each batch."""
+        """Scores from what was saved of each batch (`Attribution.piece`)."""
 
     @abstractmethod
     def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> S:
@@ -275,7 +272,7 @@ class Level(ABC, Generic[S]):
 
     @abstractmethod
     def attribute_numbers(self, model: Model, length: int) -> int:
-        """How many numbers `attribute` holds for one prompt."""
+        """How many numbers an `Attribution` and one of its passes hold for one prompt."""
 
     def rows_at_once(self, model: Model) -> int:
         """How many gates are patched in one piece of work."""

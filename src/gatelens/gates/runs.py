@@ -33,10 +33,6 @@ class Run:
     heads: Sequence[Float[Tensor, "prompt position head dim"]]  # z of each layer
     streams: Sequence[Float[Tensor, "prompt position width"]]  # the input of each layer
 
-    def embedding_towards(self, corrupt: Run, point: float) -> Float[Tensor, "prompt position width"]:
-        """The embedding at a point of the straight path from the corrupt run (0) to this one (1)."""
-        return corrupt.streams[0] + point * (self.streams[0] - corrupt.streams[0])
-
 
 def capture(
     model: Model,

@@ -8,7 +8,6 @@ are summed and divided once, so scores do not depend on how prompts are split in
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -17,17 +16,15 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import ATTENTION, EDGES, HEADS
 from gatelens.gates.attention import AttentionScores
+from gatelens.gates.attribution import Attribution
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.level import Level, S
-from gatelens.methods.registry import Method, MethodSettings, register
+from gatelens.gates.passes import attribute_batches, embedding_path, gate_changes
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.tasks.base import Bucket, CircuitTask
-from gatelens.tasks.batches import batches
-
-FORWARD_BACKWARD = 2
-"""The cost of a forward-backward pass with frozen weights, in forward passes."""
+from gatelens.tasks.base import CircuitTask
 
 
 def midpoints(steps: int) -> list[float]:
@@ -37,26 +34,31 @@ def midpoints(steps: int) -> list[float]:
     return [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
 
 
-def attribute(level: Level[S], model: Model, task: CircuitTask, steps: int = 1, *, context: Context | None = None) -> S:
+def attribute(
+    level: Level[S],
+    model: Model,
+    task: CircuitTask,
+    steps: int = 1,
+    *,
+    straight_through: bool = False,
+    context: Context | None = None,
+) -> S:
     """The score of every gate of a level by attribution.
 
     Arguments:
         steps: with 1, gradients are taken on the clean run; with more, they are averaged over the midpoints of as many
             steps on the path of embeddings from corrupt to clean.
+        straight_through: let gradients pass through the gates of a sparse model.
 
     Returns:
         Scores of the level. Cost: ``level.cost.captures`` forwards and ``steps`` forward-backward passes.
     """
-    context = context or Context()
-    points = midpoints(steps)
-    parts = batches(task, partial(level.attribute_numbers, model), context)
-    context.begin(f"score {level.noun}", len(parts))
+    points, changes = midpoints(steps), gate_changes(straight_through)
 
-    def score(batch: Bucket) -> Tensor:
-        return level.attribute(model, batch, lambda logits: task.metric(logits, batch), points)
+    def scores(attribution: Attribution) -> Tensor:
+        return attribution.mean_products(embedding_path(model, attribution.batch, points, changes))
 
-    pieces = [context.piece(f"{level.name}-{i}", partial(score, batch)) for i, batch in enumerate(parts)]
-    return level.attributed(model, task, pieces, "eap" if steps == 1 else f"eap-ig ({steps} steps)")
+    return attribute_batches(level, model, task, scores, "eap" if steps == 1 else f"eap-ig ({steps} steps)", context)
 
 
 def attribute_heads(model: Model, task: CircuitTask, steps: int = 1, *, context: Context | None = None) -> HeadScores:
@@ -79,17 +81,18 @@ def attribute_attention(
     return attribute(ATTENTION, model, task, steps, context=context)
 
 
-class PathSettings(MethodSettings):
+class PathSettings(GradientSettings):
     """Settings of EAP-IG."""
 
     steps: int = Field(default=5, ge=1, description="points of the path from corrupt to clean")
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: MethodSettings, context: Context) -> Any:
-    return attribute(level, model, task, getattr(settings, "steps", 1), context=context)
+def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
+    steps = getattr(settings, "steps", 1)
+    return attribute(level, model, task, steps, straight_through=settings.straight_through, context=context)
 
 
-def _forwards(level: Level[Any], n_gates: int, settings: MethodSettings) -> float:
+def _forwards(level: Level[Any], n_gates: int, settings: GradientSettings) -> float:
     return level.cost.captures + FORWARD_BACKWARD * getattr(settings, "steps", 1)
 
 
@@ -100,6 +103,7 @@ EAP = register(
         forwards=_forwards,
         paper="Syed et al., arXiv 2310.10348",
         help="attribution patching: gradients on the clean run",
+        settings=GradientSettings,
     )
 )
 EAP_IG = register(

@@ -13,6 +13,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from pydantic import Field
+
 from gatelens.errors import GatelensError
 from gatelens.gates.level import Level, Scores
 from gatelens.model import Model
@@ -20,9 +22,20 @@ from gatelens.runtime.context import Context
 from gatelens.runtime.settings import Settings, unknown_name
 from gatelens.tasks.base import CircuitTask
 
+FORWARD_BACKWARD = 2
+"""The cost of a forward-backward pass with frozen weights, in forward passes."""
+
 
 class MethodSettings(Settings):
     """Settings of a method; a method without settings uses this class itself."""
+
+
+class GradientSettings(MethodSettings):
+    """Settings of all methods that take gradients of the model."""
+
+    straight_through: bool = Field(
+        default=False, description="let gradients pass through the gates of a sparse model, as if they were soft"
+    )
 
 
 @dataclass(frozen=True)

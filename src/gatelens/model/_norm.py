@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,19 @@ class Norm:
         inverse = self._inverse(widen(x))
         return inverse.expand_as(x) if weight is None else inverse * (widen(weight) + self.kind.weight_offset)
 
-    def pull_back(self, grads: Tensor, x: Tensor) -> Tensor:
+    def with_held_scale(self) -> Callable[[Tensor], Tensor]:
+        """A forward for the module with the same values, whose gradient treats the scale as a constant."""
+        forward = self.part.forward
+
+        def held(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                output, scale = forward(x), self.scale(x).to(x.dtype)
+            linear = (x - x.mean(-1, keepdim=True) if self.kind.centred else x) * scale
+            return output + (linear - linear.detach())  # the bracket is 0 and carries the gradient
+
+        return held
+
+    def pull_back(self, grads: Tensor, x: Tensor, *, hold: bool = False) -> Tensor:
         """Turn gradients at the norm's output into gradients at its input.
 
         With y = w (x - mean) / s, the gradient at the input is ``(v - mean(v) - x' mean(v x')) / s``, where v is w
@@ -49,6 +62,7 @@ class Norm:
         Arguments:
             grads: (k, ..., width), k gradients for each input; changed in place.
             x: (..., width), the input.
+            hold: treat the scale s as a constant; the last term is then left out.
 
         Returns:
             (k, ..., width), the tensor ``grads``.
@@ -63,9 +77,10 @@ class Norm:
         if self.kind.centred:
             x = x - x.mean(-1, keepdim=True)
             grads -= grads.mean(-1, keepdim=True)
-        normed = x * inverse
-        along = torch.einsum("k...d,...d->k...", grads, normed) / x.shape[-1]
-        grads.addcmul_(along.unsqueeze(-1), normed, value=-1)
+        if not hold:
+            normed = x * inverse
+            along = torch.einsum("k...d,...d->k...", grads, normed) / x.shape[-1]
+            grads.addcmul_(along.unsqueeze(-1), normed, value=-1)
         grads *= inverse
         return grads
 

@@ -63,6 +63,12 @@ class TransformerBlock:
         return self.mlp if self.after_mlp.module is None else self.after_mlp.module
 
     @property
+    def norms(self) -> list[Norm]:
+        """The norms of the block that exist in its family."""
+        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return [norm for norm in norms if norm.module is not None]
+
+    @property
     def device(self) -> torch.device:
         """The device that the block's weights are on."""
         return next(self.out.parameters()).device
@@ -100,6 +106,11 @@ class Anatomy:
     def n_layers(self) -> int:
         """Number of layers."""
         return len(self.blocks)
+
+    @property
+    def norms(self) -> list[Norm]:
+        """All norms of the residual stream."""
+        return [*(norm for block in self.blocks for norm in block.norms), self.final_norm]
 
     def projections(self, block: TransformerBlock) -> tuple[Projection, Projection, Projection]:
         """The query, key and value projections of a layer, split into heads (key-value heads for k and v)."""

@@ -18,7 +18,7 @@ from gatelens.jobs.circuit import CHECKED_PROMPTS, find_circuit, memory_estimate
 from gatelens.jobs.roles import find_roles
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
 from gatelens.measures.roles_result import ORDERS, RolesSettings
-from gatelens.methods.attribution import FORWARD_BACKWARD
+from gatelens.methods.registry import FORWARD_BACKWARD
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Progress

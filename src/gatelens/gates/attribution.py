@@ -1,0 +1,50 @@
+"""Attribution at any level: products of (clean - corrupt contribution) of every gate with gradients of the metric.
+
+A level says what its contributions are and where their gradients are taken (`Level.attribution`). A method says in
+which forward-backward passes gradients are taken (`Pass`), and what is done with the products of each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from gatelens.gates.gradients import Metric, Pass, SourceGroup
+from gatelens.model import Model
+from gatelens.tasks.base import Bucket
+
+
+class Attribution(ABC):
+    """The products of one batch at one level.
+
+    Arguments:
+        metric: maps logits (prompt, vocab) of the batch to one number for each prompt.
+    """
+
+    def __init__(self, model: Model, batch: Bucket, metric: Metric) -> None:
+        self.model, self.batch, self.metric = model, batch, metric
+
+    @abstractmethod
+    def products(self, step: Pass) -> Shaped[Tensor, "prompt ..."]:
+        """Compute ``(clean - corrupt contribution) . d metric / d input`` of every gate of every prompt in one pass.
+
+        If the pass belongs to some sources only (`Pass.only`), the products of all other sources are 0.
+        """
+
+    @abstractmethod
+    def groups(self) -> list[SourceGroup]:
+        """The sources that have gates at this level, as groups that a path of activations moves together."""
+
+    def mean_products(self, steps: Sequence[Pass]) -> Shaped[Tensor, "prompt ..."]:
+        """The mean of the products over passes."""
+        total = self.products(steps[0])
+        for step in steps[1:]:
+            total += self.products(step)
+        return total.div_(len(steps))
+
+    def piece(self, scores: Shaped[Tensor, "prompt ..."]) -> Shaped[Tensor, ...]:
+        """What is saved of the batch's scores, and given to `Level.attributed`: by default their sum over prompts."""
+        return scores.sum(0)
