@@ -14,14 +14,16 @@ from toys import PLAIN, PLANTED, linear, plain_run, planted, planted_task, rando
 
 import gatelens
 from gatelens import GatelensError, Model
+from gatelens.gates import EDGES
 from gatelens.gates.attention_runs import capture_attention, run_attention
 from gatelens.gates.edge_runs import capture_components, run_edges
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.level import Scores
 from gatelens.gates.runs import capture
-from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
+from gatelens.methods.attribution import PathSettings, attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
+from gatelens.methods.registry import method_named
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import make_sparse
@@ -96,6 +98,13 @@ class TestAutograd:
         assert found.method == "eap-ig (4 steps)"
         assert off(found.scores, autograd(model, task, [0.125, 0.375, 0.625, 0.875])) < 1e-5
         assert off(found.scores, autograd(model, task, [1.0])) > 1e-2
+
+    def test_left_points_are_those_of_the_package_eap_ig(self, name: str) -> None:
+        model, task = tiny(name), random_task(n=4, lengths=(9, 6))
+        left = method_named("eap-ig").score(EDGES, model, task, PathSettings(steps=4, rule="left"), Context())
+        assert left.method == "eap-ig (4 steps, left points)"
+        assert off(left.scores, autograd(model, task, [0.0, 0.25, 0.5, 0.75])) < 1e-5
+        assert off(left.scores, attribute_edges(model, task, steps=4).scores) > 1e-2
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "sparse"])

@@ -1,66 +1,180 @@
-"""Read and write edge circuits in the JSON graph format of EAP-IG and the MIB circuit track.
+"""Read and write edge circuits in the graph files of EAP-IG and the MIB circuit track, as JSON or as ``.pt``.
 
-Nodes of that format are ``input``, ``a3.h7``, ``m3`` and ``logits``, and edges ``a3.h7->a5.h2<q>``. Each has
-``in_graph``, and edges have a ``score``. Every head has its own k and v in that format. If heads share k and v in the
-model, an edge to the shared input is written once for each head; on reading, the edge is in the graph if any of these
-is, and its score is their mean.
+Nodes of these files are ``input``, ``a3.h7``, ``m3`` and ``logits``, and edges are named ``a3.h7->a5.h2<q>``. Each has
+``in_graph``, and edges have a ``score``. A ``.pt`` file has the same numbers as matrices (source, destination).
+
+Every head has its own k and v input in these files. If heads share k and v in the model, an edge to a shared input is
+the sum of the edges to the inputs of its heads, because gradients add up. So its score is divided among the heads
+when it is written, and summed when it is read. It is in the circuit if any of the edges is.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.edges import EdgeScores
 from gatelens.model.graph import Graph
-from gatelens.runtime.files import replace_file
+from gatelens.runtime.files import replace_file, replacing
+
+_FORMATS = "a graph file ends in .json or .pt"
+_MATRICES = ("edges_scores", "edges_in_graph")
 
 
 def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source destination"], width: int) -> None:
-    """Write scores and a circuit as a JSON graph.
+    """Write scores and a circuit as a graph file of EAP-IG.
 
     Arguments:
+        path: a file that ends in ``.json`` or ``.pt``.
         kept: the edges of the circuit.
         width: the width of the residual stream, which the format records.
     """
-    graph = scores.graph
-    # A node is in the graph if an edge of the circuit leaves it. The two ends are always in the graph.
-    kept = kept & graph.edges
-    nodes = {name: {"in_graph": bool(kept[i].any())} for i, name in enumerate(_sources(graph))}
-    nodes["input"] = nodes["logits"] = {"in_graph": True}
-    edges = {
-        f"{source}->{name}": {"score": float(scores.scores[i, j]), "in_graph": bool(kept[i, j])}
-        for j, names in enumerate(_destinations(graph))
-        for name in names
-        for i, source in enumerate(_sources(graph)[: int(graph.reads[j])])
-    }
+    path, graph = Path(path), scores.graph
+    columns = _columns(graph)
+    in_graph = (kept & graph.edges)[:, columns]
+    # An edge to a shared input stands for one edge to each head of its group.
+    edge_scores = (scores.scores / columns.bincount(minlength=graph.n_destinations))[:, columns]
     config = {
         "n_layers": graph.n_layers,
         "n_heads": graph.n_heads,
         "parallel_attn_mlp": graph.parallel,
         "d_model": width,
     }
-    replace_file(Path(path), json.dumps({"cfg": config, "nodes": nodes, "edges": edges}))
+    nodes = _nodes_in_graph(graph, in_graph)
+    _format(path).write(path, graph, config, edge_scores, in_graph, nodes)
 
 
 def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor, "source destination"]]:
-    """Read the scores and the circuit of a JSON graph.
+    """Read the scores and the circuit of a graph file of EAP-IG. A ``.pt`` file is read without running any code in it.
 
     Arguments:
+        path: a file that ends in ``.json`` or ``.pt``.
         graph: the component graph of the model that the file must fit.
 
     Returns:
         Scores of all edges, and a mask (source, destination) of the edges in the circuit.
     """
-    data = _read(Path(path))
-    config = data["cfg"]
+    path = Path(path)
+    theirs, in_graph = _format(path).read(path, graph)
+    columns, real = _columns(graph), graph.edges
+    scores = torch.zeros(real.shape, dtype=theirs.dtype).index_add_(1, columns, theirs) * real
+    kept = torch.zeros(real.shape).index_add_(1, columns, in_graph.float()).bool() & real
+    return EdgeScores(scores, graph, f"read from {path.name}"), kept
+
+
+class _Json:
+    """Graph files as JSON: an object for each edge. Edges that are absent have the score 0."""
+
+    @staticmethod
+    def write(path: Path, graph: Graph, config: Any, scores: Tensor, in_graph: Tensor, nodes: Tensor) -> None:
+        readable, by_column = graph.reads[_columns(graph)].tolist(), (scores.T.tolist(), in_graph.T.tolist())
+        edges = {
+            f"{source}->{name}": {"score": by_column[0][j][i], "in_graph": by_column[1][j][i]}
+            for j, name in enumerate(_destinations(graph))
+            for i, source in enumerate(_sources(graph)[: readable[j]])
+        }
+        named_nodes = {name: {"in_graph": kept} for name, kept in zip(_sources(graph), nodes.tolist(), strict=True)}
+        named_nodes["logits"] = {"in_graph": True}
+        replace_file(path, json.dumps({"cfg": config, "nodes": named_nodes, "edges": edges}))
+
+    @staticmethod
+    def read(path: Path, graph: Graph) -> tuple[Tensor, Tensor]:
+        data = _load(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+        if not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
+            raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
+        _check_shape(path, data["cfg"], graph)
+        real = graph.edges[:, _columns(graph)]
+        scores, in_graph = torch.zeros(real.shape), torch.zeros(real.shape, dtype=torch.bool)
+        rows = {name: i for i, name in enumerate(_sources(graph))}
+        columns = {name: j for j, name in enumerate(_destinations(graph))}
+        for name, edge in data["edges"].items():
+            source, _, destination = name.partition("->")
+            place = rows.get(source, -1), columns.get(destination, -1)
+            if min(place) < 0 or not real[place] or not isinstance(edge, dict):
+                raise GatelensError(
+                    f"{path} has an edge '{name}' that this model does not have: give a circuit of the same model."
+                )
+            scores[place] = _number(path, name, edge.get("score"))
+            in_graph[place] = bool(edge.get("in_graph", False))
+        nodes = data.get("nodes")
+        scored = [node for node in nodes.values() if "score" in node] if isinstance(nodes, dict) else []
+        if scored and not scores.any():
+            raise GatelensError(f"{path} has scores of nodes and none of edges: give a graph of MIB's level edge.")
+        return scores, in_graph
+
+
+class _Pt:
+    """Graph files of ``torch.save``: matrices (source, destination), with zeros where there is no edge."""
+
+    @staticmethod
+    def write(path: Path, graph: Graph, config: Any, scores: Tensor, in_graph: Tensor, nodes: Tensor) -> None:
+        data = {
+            "cfg": config,
+            "src_nodes": _sources(graph),
+            "dst_nodes": _destinations(graph),
+            "edges_scores": scores.float(),
+            "edges_in_graph": in_graph,
+            "nodes_in_graph": nodes,
+        }
+        with replacing(path) as temporary:
+            torch.save(data, temporary)
+
+    @staticmethod
+    def read(path: Path, graph: Graph) -> tuple[Tensor, Tensor]:
+        # `weights_only` accepts tensors and plain containers, and refuses everything that could run code.
+        data = _load(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+        if not isinstance(data.get("cfg"), dict) or not all(isinstance(data.get(key), Tensor) for key in _MATRICES):
+            raise GatelensError(
+                f"{path} is not a circuit: a .pt graph has 'cfg', {' and '.join(map(repr, _MATRICES))}."
+            )
+        _check_shape(path, data["cfg"], graph)
+        real = graph.edges[:, _columns(graph)]
+        scores, in_graph = (data[key] for key in _MATRICES)
+        for key, matrix in zip(_MATRICES, (scores, in_graph), strict=True):
+            if matrix.shape != real.shape:
+                raise GatelensError(
+                    f"{path} has {key} of shape {tuple(matrix.shape)}, but this model needs {tuple(real.shape)}: give "
+                    "a circuit of the same model."
+                )
+        names = data.get("src_nodes", _sources(graph)), data.get("dst_nodes", _destinations(graph))
+        if [list(part) for part in names] != [_sources(graph), _destinations(graph)]:
+            raise GatelensError(f"{path} has its nodes in another order than EAP-IG writes them: write it again.")
+        if not scores[real].float().isfinite().all():
+            raise GatelensError(f"{path} has scores that are not finite: scores are finite numbers.")
+        return scores.float().where(real, 0.0), in_graph.bool()
+
+
+def _format(path: Path) -> type[_Json] | type[_Pt]:
+    formats: Mapping[str, type[_Json] | type[_Pt]] = {".json": _Json, ".pt": _Pt}
+    if path.suffix not in formats:
+        raise GatelensError(f"cannot tell the format of {path}: {_FORMATS}.")
+    return formats[path.suffix]
+
+
+def _load(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
+    """What a file holds, if it is an object; a one-sentence error otherwise."""
+    try:
+        data = read()
+    except FileNotFoundError as error:
+        raise GatelensError(f"no file {path}: give a graph file that EAP-IG, MIB or gatelens wrote.") from error
+    except (OSError, ValueError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise GatelensError(f"{path} is not a graph file of EAP-IG that can be read safely: {reason}") from error
+    if not isinstance(data, dict):
+        raise GatelensError(f"{path} is not a circuit: a graph file holds an object with 'cfg' and edges.")
+    return data
+
+
+def _check_shape(path: Path, config: Mapping[str, Any], graph: Graph) -> None:
     shape = (config.get("n_layers"), config.get("n_heads"), bool(config.get("parallel_attn_mlp")))
     if shape != (graph.n_layers, graph.n_heads, graph.parallel):
         raise GatelensError(
@@ -68,25 +182,9 @@ def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor,
             f"{' in parallel blocks' if shape[2] else ''}, but this model has {graph.n_layers} layers of "
             f"{graph.n_heads} heads{' in parallel blocks' if graph.parallel else ''}: give a circuit of the same model."
         )
-    scores = torch.zeros(graph.n_sources, graph.n_destinations)
-    kept = torch.zeros(graph.n_sources, graph.n_destinations, dtype=torch.bool)
-    count = torch.zeros(graph.n_sources, graph.n_destinations)
-    sources = {name: i for i, name in enumerate(_sources(graph))}
-    destinations = {name: j for j, names in enumerate(_destinations(graph)) for name in names}
-    for name, edge in data["edges"].items():
-        source, _, destination = name.partition("->")
-        place = sources.get(source, -1), destinations.get(destination, -1)
-        if min(place) < 0 or not graph.edges[place] or not isinstance(edge, dict):
-            raise GatelensError(
-                f"{path} has an edge '{name}' that this model does not have: give a circuit of the same model."
-            )
-        scores[place] += _number(path, name, edge.get("score"))
-        count[place] += 1
-        kept[place] |= bool(edge.get("in_graph", False))
-    return EdgeScores(scores / count.clamp(min=1), graph, f"read from {Path(path).name}"), kept
 
 
-def _number(path: str | Path, name: str, score: Any) -> float:
+def _number(path: Path, name: str, score: Any) -> float:
     if score is None:
         return 0.0
     if not isinstance(score, (int, float)) or not math.isfinite(score):
@@ -94,19 +192,8 @@ def _number(path: str | Path, name: str, score: Any) -> float:
     return float(score)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise GatelensError(f"no file {path}: give a JSON graph that EAP-IG or gatelens wrote.") from error
-    except (OSError, ValueError) as error:
-        raise GatelensError(f"{path} is not a JSON graph: {error}") from error
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
-        raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
-    return data
-
-
 def _sources(graph: Graph) -> list[str]:
+    """The names of the sources in these files, in our order, which is also theirs."""
     names = ["input"]
     for layer in range(graph.n_layers):
         names += [f"a{layer}.h{head}" for head in range(graph.n_heads)]
@@ -114,13 +201,30 @@ def _sources(graph: Graph) -> list[str]:
     return names
 
 
-def _destinations(graph: Graph) -> list[list[str]]:
-    """The names of each destination in that format: several if heads of the model share keys and values."""
-    group = graph.n_heads // graph.n_kv_heads
-    names: list[list[str]] = []
+def _destinations(graph: Graph) -> list[str]:
+    """The names of the destinations in these files, in the order of their columns."""
+    names: list[str] = []
     for layer in range(graph.n_layers):
-        names += [[f"a{layer}.h{head}<q>"] for head in range(graph.n_heads)]
-        for kind in "kv":
-            names += [[f"a{layer}.h{g * group + i}<{kind}>" for i in range(group)] for g in range(graph.n_kv_heads)]
-        names.append([f"m{layer}"])
-    return [*names, ["logits"]]
+        names += [f"a{layer}.h{head}<{kind}>" for kind in "qkv" for head in range(graph.n_heads)]
+        names.append(f"m{layer}")
+    return [*names, "logits"]
+
+
+def _columns(graph: Graph) -> Int[Tensor, " column"]:
+    """Our destination of each of their columns: the k and v inputs of a KV head occur once for each of its heads."""
+    group = graph.n_heads // graph.n_kv_heads
+    columns: list[Tensor] = []
+    for layer in range(graph.n_layers):
+        inputs = torch.arange(graph.n_destinations)[graph.attention_inputs(layer)]
+        q, k, v = inputs.split([graph.n_heads, graph.n_kv_heads, graph.n_kv_heads])
+        columns += [q, k.repeat_interleave(group), v.repeat_interleave(group)]
+        columns.append(torch.tensor([graph.mlp_input(layer)]))
+    return torch.cat([*columns, torch.tensor([graph.logits])])
+
+
+def _nodes_in_graph(graph: Graph, in_graph: Shaped[Tensor, "source column"]) -> Bool[Tensor, " source"]:
+    """The nodes that an edge of the circuit enters (the input needs none) and an edge leaves."""
+    entered = in_graph.any(0)[:-1].view(graph.n_layers, -1)  # (layer, inputs of a layer)
+    heads = entered[:, :-1].unflatten(1, (3, graph.n_heads)).any(1)
+    inside = torch.cat([heads, entered[:, -1:]], 1).flatten()
+    return in_graph.any(1) & torch.cat([torch.tensor([True]), inside])

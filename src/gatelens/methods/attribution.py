@@ -2,13 +2,14 @@
 
 The score of a gate is ``(clean - corrupt contribution) . d metric / d destination input``, on the clean run
 (attribution patching; EAP for edges: Syed et al., arXiv 2310.10348), or with the gradient averaged over points of the
-straight path of input embeddings from corrupt to clean, midpoint rule (EAP-IG: Hanna et al., arXiv 2403.17806). Prompts
-are summed and divided once, so scores do not depend on how prompts are split into batches.
+straight path of input embeddings from corrupt to clean (EAP-IG: Hanna et al., arXiv 2403.17806): the midpoints of its
+steps, or their left ends, which the authors' package uses. Prompts are summed and divided once, so scores do not depend
+on how prompts are split into batches.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -27,10 +28,19 @@ from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
 
 
-def midpoints(steps: int) -> list[float]:
-    """The points at which the path from corrupt (0) to clean (1) is evaluated. One step is the clean end only."""
+Rule = Literal["midpoint", "left"]
+"""Where a step of the path is evaluated: in its middle, or at its end on the side of the corrupt prompt."""
+
+
+def path_points(steps: int, rule: Rule = "midpoint") -> list[float]:
+    """The points at which the path from corrupt (0) to clean (1) is evaluated.
+
+    With the rule ``midpoint``, one step is the clean end only. With ``left``, it is the corrupt end.
+    """
     if steps < 1:
         raise GatelensError(f"steps is {steps}: it must be at least 1. 1 is plain attribution, more are EAP-IG.")
+    if rule == "left":
+        return [step / steps for step in range(steps)]
     return [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
 
 
@@ -40,56 +50,65 @@ def attribute(
     task: CircuitTask,
     steps: int = 1,
     *,
+    rule: Rule = "midpoint",
     straight_through: bool = False,
     context: Context | None = None,
 ) -> S:
     """The score of every gate of a level by attribution.
 
     Arguments:
-        steps: with 1, gradients are taken on the clean run; with more, they are averaged over the midpoints of as many
-            steps on the path of embeddings from corrupt to clean.
+        steps: with 1, gradients are taken on the clean run; with more, they are averaged over as many steps on the path
+            of embeddings from corrupt to clean.
+        rule: where each step is evaluated; ``left`` gives the scores of EAP-IG's package.
         straight_through: let gradients pass through the gates of a sparse model.
 
     Returns:
         Scores of the level. Cost: ``level.cost.captures`` forwards and ``steps`` forward-backward passes.
     """
-    points, changes = midpoints(steps), gate_changes(straight_through)
+    points, changes = path_points(steps, rule), gate_changes(straight_through)
 
     def scores(attribution: Attribution) -> Tensor:
         return attribution.mean_products(embedding_path(model, attribution.batch, points, changes))
 
-    return attribute_batches(level, model, task, scores, "eap" if steps == 1 else f"eap-ig ({steps} steps)", context)
+    method = "eap" if points == [1.0] else f"eap-ig ({steps} steps{', left points' if rule == 'left' else ''})"
+    return attribute_batches(level, model, task, scores, method, context)
 
 
-def attribute_heads(model: Model, task: CircuitTask, steps: int = 1, *, context: Context | None = None) -> HeadScores:
+def attribute_heads(
+    model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
+) -> HeadScores:
     """`attribute` at the level of heads: (clean z - corrupt z) . d metric / d z."""
-    return attribute(HEADS, model, task, steps, context=context)
+    return attribute(HEADS, model, task, steps, rule=rule, context=context)
 
 
-def attribute_edges(model: Model, task: CircuitTask, steps: int = 1, *, context: Context | None = None) -> EdgeScores:
+def attribute_edges(
+    model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
+) -> EdgeScores:
     """`attribute` at the level of edges: EAP for one step, EAP-IG for several. One step shares the clean forward."""
-    return attribute(EDGES, model, task, steps, context=context)
+    return attribute(EDGES, model, task, steps, rule=rule, context=context)
 
 
 def attribute_attention(
-    model: Model, task: CircuitTask, steps: int = 1, *, context: Context | None = None
+    model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
 ) -> AttentionScores:
     """`attribute` at the level of attention edges: (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i.
 
     Memory: (T, T) numbers for each head, where T is the number of tokens.
     """
-    return attribute(ATTENTION, model, task, steps, context=context)
+    return attribute(ATTENTION, model, task, steps, rule=rule, context=context)
 
 
 class PathSettings(GradientSettings):
     """Settings of EAP-IG."""
 
     steps: int = Field(default=5, ge=1, description="points of the path from corrupt to clean")
+    rule: Rule = Field(
+        default="midpoint", description="where a step is evaluated: midpoint, or left as in the package EAP-IG"
+    )
 
 
 def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
-    steps = getattr(settings, "steps", 1)
-    return attribute(level, model, task, steps, straight_through=settings.straight_through, context=context)
+    return attribute(level, model, task, **settings.model_dump(), context=context)
 
 
 def _forwards(level: Level[Any], n_gates: int, settings: GradientSettings) -> float:
