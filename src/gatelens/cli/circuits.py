@@ -50,7 +50,7 @@ def effect(
     task: TaskName,
     graph: Annotated[
         Path,
-        typer.Argument(help="a circuit as EAP-IG and the MIB track save it (JSON)", metavar="GRAPH"),
+        typer.Argument(help="a circuit as EAP-IG and the MIB track save it (.json or .pt)", metavar="GRAPH"),
     ],
     n: Annotated[int, typer.Option(help="number of prompts")] = 64,
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
