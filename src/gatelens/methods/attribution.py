@@ -27,7 +27,6 @@ from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
 
-
 Rule = Literal["midpoint", "left"]
 """Where a step of the path is evaluated: in its middle, or at its end on the side of the corrupt prompt."""
 
