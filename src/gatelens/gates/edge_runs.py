@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
@@ -30,6 +31,7 @@ from gatelens.sparse.in_model import offset_modules
 
 Write = Callable[[int, Tensor], None]
 """Called as write(first source, outputs) with outputs (source, prompt, position, width)."""
+_gated: WeakSet[nn.Module] = WeakSet()  # the models whose edges have gates now
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +139,7 @@ def run_edges(
             f"(row, source, destination), and not {tuple(gates.shape)}."
         )
     at_once = (context or Context()).fits(len(tokens) * edge_numbers(model, tokens.shape[1]))
-    parts = [_EdgeRun(model, graph, part, reference, start).logits(tokens) for part in gates.split(at_once)]
+    parts = [EdgeRun(model, graph, part, reference, start).logits(tokens) for part in gates.split(at_once)]
     return torch.cat(parts)
 
 
@@ -148,8 +150,15 @@ def edge_numbers(model: Model, length: int) -> int:
     return length * model.anatomy.width * copies + 2 * int(model.hf.config.vocab_size)
 
 
-class _EdgeRun:
-    """A batch of rows of gates that runs through the model together."""
+class EdgeRun:
+    """A batch of rows of gates that runs through the model together.
+
+    Attributes:
+        reference: what closed edges read, for the prompts and positions of the forward pass.
+        known: bool (prompt, position), where the reference has a value; elsewhere all edges are open. None: everywhere.
+    """
+
+    known: Tensor | None = None
 
     def __init__(
         self, model: Model, graph: Graph, gates: Tensor, reference: Components, start: Components | None
@@ -172,27 +181,42 @@ class _EdgeRun:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Run the rows: (row, prompt, vocab) at the last position."""
-        anatomy, graph, reference = self.model.anatomy, self.graph, self.reference
-        shape = (*tokens.shape, anatomy.width)
-        new = reference.sources.new_empty
-        # The difference of each source from the reference: (source, ...) if all rows share it, else (row, source, ...).
-        self.shared = new(0, *shape)
-        self.own = new(self.rows, graph.n_sources - self.n_shared, *shape)
-        self.mixed = new(graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
+        self.begin(*tokens.shape)
         with Hooks() as hooks:
             if self.start is not None:
-                self.shared = self.start.sources[: self.n_shared] - reference.sources[: self.n_shared]
+                self.shared = self.start.sources[: self.n_shared] - self.reference.sources[: self.n_shared]
                 stream = self.start.attention_inputs[self.first].to(self.model.dtype)
                 skip_to(self.model, self.first, stream, hooks, self.rows)
-            hook_sources(self.model, hooks, self._write, range(self.first, min(self.last + 1, graph.n_layers)))
-            for layer in range(self.first, graph.n_layers):
-                self._hook_inputs(layer, anatomy.blocks[layer], hooks)
-            if self.closed_logits:
-                hooks.before(
-                    anatomy.final_norm.part,
-                    lambda stream: self._input_of(graph.logits, self.reference.final).to(stream),
-                )
+            self.hook(hooks)
             return forward(self.model, tokens, None, hooks, "last", self.rows).unflatten(0, (self.rows, -1))
+
+    def begin(self, n_prompts: int, n_positions: int) -> None:
+        """Make room for the outputs of the sources in a forward pass on this many prompts and positions."""
+        shape = (n_prompts, n_positions, self.model.anatomy.width)
+        new = self.reference.sources.new_empty
+        # The difference of each source from the reference: (source, ...) if all rows share it, else (row, source, ...).
+        self.shared = new(0, *shape)
+        self.own = new(self.rows, self.graph.n_sources - self.n_shared, *shape)
+        self.mixed = new(self.graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
+
+    def hook(self, hooks: Hooks) -> None:
+        """Register the hooks that collect what sources write and replace what destinations read."""
+        if self.model.hf in _gated:
+            raise GatelensError(
+                "gates on edges already act on this model: leave the `with` block of the first intervention before "
+                "the next one."
+            )
+        _gated.add(self.model.hf)
+        hooks.callback(_gated.discard, self.model.hf)
+        blocks, graph = self.model.anatomy.blocks, self.graph
+        hook_sources(self.model, hooks, self._write, range(self.first, min(self.last + 1, graph.n_layers)))
+        for layer in range(self.first, graph.n_layers):
+            self._hook_inputs(layer, blocks[layer], hooks)
+        if self.closed_logits:
+            hooks.before(
+                self.model.anatomy.final_norm.part,
+                lambda stream: self._input_of(graph.logits, self.reference.final, stream),
+            )
 
     def _write(self, start: int, outputs: Tensor) -> None:
         if start < self.n_shared:  # the embedding, which all rows share
@@ -209,8 +233,8 @@ class _EdgeRun:
             for module in (*(offset_modules(block.attention) or ()), *block.qkv):  # in the order of their calls
                 hooks.instead(module, lambda *_: projected.pop(0))
         if self.closed_mlp[layer]:
-            at, stream = self.graph.mlp_input(layer), self.reference.mlp_inputs[layer]
-            hooks.before(block.mlp_start, lambda own: self._input_of(at, stream).to(own))
+            at = self.graph.mlp_input(layer)
+            hooks.before(block.mlp_start, lambda stream: self._input_of(at, self.reference.mlp_inputs[layer], stream))
 
     def _mix(self, row: int, destinations: slice, stream: Tensor) -> Tensor:
         """One row's inputs of destinations that read the same sources: (destination, prompt, position, width).
@@ -226,10 +250,15 @@ class _EdgeRun:
             mixed.flatten(1).addmm_(gates[:, : self.n_shared], self.shared.flatten(1))
         return mixed
 
-    def _input_of(self, destination: int, stream: Tensor) -> Tensor:
-        """The input of one destination: (row * prompt, position, width)."""
+    def _input_of(self, destination: int, reference: Tensor, stream: Tensor) -> Tensor:
+        """The input of one destination, instead of the model's own stream: (row * prompt, position, width)."""
         place = slice(destination, destination + 1)
-        return torch.cat([self._mix(row, place, stream)[0].clone() for row in range(self.rows)])
+        mixed = torch.cat([self._mix(row, place, reference)[0].clone() for row in range(self.rows)]).to(stream)
+        return self._where_known(mixed, stream)
+
+    def _where_known(self, mixed: Tensor, stream: Tensor) -> Tensor:
+        """The mixed input where the reference has a value, and the model's own stream elsewhere."""
+        return mixed if self.known is None else torch.where(self.known.to(stream.device)[..., None], mixed, stream)
 
     def _project(self, layer: int, block: TransformerBlock, stream: Tensor, projected: list[Tensor]) -> None:
         """Replace ``projected`` by the query, key and value projections of the mixed inputs of every head.
@@ -244,7 +273,8 @@ class _EdgeRun:
         offset_weights = [widen(module.weight) for module in offset_modules(block.attention) or ()]  # (head, width)
         offsets: list[list[Tensor]] = [[] for _ in offset_weights]  # (prompt, position, head) of each row
         for row in range(self.rows):
-            normed = block.before_attention(self._mix(row, place, reference).to(stream.device, stream.dtype))
+            mixed = self._mix(row, place, reference).to(stream.device, stream.dtype)
+            normed = block.before_attention(self._where_known(mixed, stream))
             parts = normed.split([len(projection.weight) for projection in projections])
             for into, projection, x in zip(rows, projections, parts, strict=True):
                 out = torch.bmm(x.flatten(1, 2), projection.weight.transpose(1, 2))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.model.anatomy import Anatomy
 from gatelens.model.components import Head
+from gatelens.runtime.late import late
 
 # Config fields that say how a model was stored, not what it computes.
 _STORAGE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "architectures")
@@ -90,6 +94,74 @@ class Model:
                 f"`gatelens inspect {self.name}` lists them."
             )
         return head
+
+    # Interventions: everything below runs plain `model.hf`, and leaves no hook behind.
+
+    def ablate(self, parts: Any, source: Any = "zero", *, on: Any = None) -> AbstractContextManager[None]:
+        """Switch parts of the model off: inside the block, every call of ``hf`` and ``hf.generate`` runs without them.
+
+        Arguments:
+            parts: heads (``"L3H7"``, ``(3, 7)``), edges (``"L3H7 -> L5H2.q"``), other components (``"M3"``), a list of
+                them, or a circuit.
+            source: what they are replaced by: ``"zero"``; ``"mean"``, the mean over ``on``; or a run (`capture`), whose
+                values are read position by position. Positions after the end of the run are not changed.
+            on: what the mean is taken over: a text, several texts, tokens, or a task (its corrupt prompts).
+
+        Example:
+            with model.ablate(["L9H6", "L9H9"], source="mean", on=task):
+                print(model.generate("When Mary and John went to the store, John gave a drink to"))
+
+        Cost: nothing for heads; about 1 forward more for edges and other components.
+        """
+        context: AbstractContextManager[None] = late("gatelens.gates.interventions:ablate")(self, parts, source, on=on)
+        return context
+
+    def keep(self, parts: Any, source: Any = "zero", *, on: Any = None) -> AbstractContextManager[None]:
+        """Switch everything off but these parts. The arguments are those of `ablate`.
+
+        Of a circuit of heads, the embedding and the MLPs stay as they are. Of a circuit of edges, all other edges are
+        closed.
+        """
+        context: AbstractContextManager[None] = late("gatelens.gates.interventions:keep")(self, parts, source, on=on)
+        return context
+
+    def patch(self, parts: Any, run: Any, *, positions: Iterable[int] | None = None) -> AbstractContextManager[None]:
+        """Let parts of the model read another run, position by position.
+
+        Arguments:
+            parts: as for `ablate`.
+            run: the other run, from `capture`. A run of one prompt serves every prompt of a batch.
+            positions: change these positions only, counted from 0; by default all positions that the run has.
+
+        Example:
+            other = model.capture("When Anna and Paul went to the store, Paul gave a drink to")
+            with model.patch("L9H6", other):
+                print(model.generate("When Mary and John went to the store, John gave a drink to"))
+        """
+        interventions: Any = late("gatelens.gates.interventions:patch")
+        context: AbstractContextManager[None] = interventions(self, parts, run, positions=positions)
+        return context
+
+    def capture(self, text: str | Tensor) -> Any:
+        """Run a text, or tokens (prompt, position), and capture its logits and the outputs of all heads and layers.
+
+        Returns:
+            A `Run`, which `ablate`, `keep` and `patch` take. Cost: 1 forward.
+        """
+        return late("gatelens.gates.interventions:capture_text")(self, text)
+
+    def generate(self, text: str | Sequence[str], max_new_tokens: int = 20, **options: Any) -> Any:
+        """Continue a text with ``hf.generate``: greedily, unless the options say otherwise.
+
+        Arguments:
+            text: a text, or several, which are continued one after the other.
+            max_new_tokens: how many tokens to add at most.
+            options: further arguments of ``hf.generate``, such as ``do_sample=True``.
+
+        Returns:
+            The added text, without the given one; a list of them if several texts are given.
+        """
+        return late("gatelens.gates.interventions:generate")(self, text, max_new_tokens, **options)
 
     @cached_property
     def fingerprint(self) -> str:
