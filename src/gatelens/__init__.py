@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gatelens.gates.level import Scores as Scores
     from gatelens.gates.roles import Contrast as Contrast
     from gatelens.gates.roles import HeadRoles as HeadRoles
+    from gatelens.gates.runs import Run as Run
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.contrast import find_contrast as find_contrast
     from gatelens.jobs.roles import find_roles as find_roles
@@ -96,6 +97,7 @@ _MODULES = {
     "gatelens.sparse.gated_attention": ("gated_attention",),
     "gatelens.sparse.sparsify": ("Judgement", "SparsifySettings", "evaluate", "sparsify"),
     # gates
+    "gatelens.gates.runs": ("Run",),
     "gatelens.gates.level": ("ScoredGate", "Scores"),
     "gatelens.gates.heads": ("HeadScores",),
     "gatelens.gates.edges": ("EdgeScores",),
