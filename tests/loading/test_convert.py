@@ -249,7 +249,9 @@ def test_an_adapter_becomes_full_weights(
     for arguments, message in (
         (["adapter", "--out", "full"], "full exists already"),
         (["adapter", "--out", "new", "--bias", "0.0"], "give no option except --out"),
-        (["full", "--out", "new"], "there is no file full: give the path of a checkpoint (final.pth), or an adapter"),
+        (["base", "--out", "new"], "give the --bias of its gates"),
+        (["base", "--out", "new", "--heads", "4"], "base is not a file: --tokenizer, --heads and --activation are for"),
+        (["full", "--out", "new", "--bias", "0"], "full has gates already: give no bias"),
     ):
         assert run(monkeypatch, "convert", *arguments) == 2
         assert message in capsys.readouterr().err

@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from gatelens.cli.options import Loader
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
 
@@ -76,7 +75,7 @@ def main() -> None:
 def _expand(function: Callable[..., None], settings: str | None) -> Callable[..., None]:
     """The function with an option for each field of its settings and of its loader."""
     own = inspect.signature(function, eval_str=True).parameters.values()
-    classes: dict[str, type[Settings]] = {p.name: Loader for p in own if p.name == "load"}
+    classes: dict[str, type[Settings]] = {p.name: p.annotation for p in own if p.name == "load"}
     if settings is not None:
         module, name = settings.split(":")
         classes["settings"] = getattr(import_module(module), name)

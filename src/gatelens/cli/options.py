@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from gatelens.jobs.load_settings import LoadSettings
+from gatelens.jobs.load_settings import GatedLoadSettings, LoadSettings
 from gatelens.runtime.settings import key_values
 
 if TYPE_CHECKING:
@@ -22,10 +22,23 @@ TaskOption = Annotated[
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="skip bad lines of a .jsonl file instead of stopping")]
 
 
-class Loader(LoadSettings):
+_ALLOW_PICKLE: Any = Field(False, description="also read pickled weights, which can run code of their author")
+
+
+class Loader(GatedLoadSettings):
     """How to load a model. Its fields are options of every subcommand that takes a model."""
 
-    allow_pickle: bool = Field(False, description="also read pickled weights, which can run code of their author")
+    allow_pickle: bool = _ALLOW_PICKLE
+
+    def __call__(self, source: str) -> Model:
+        """Load a model."""
+        return self.open(source, allow_pickle=self.allow_pickle, bias=self.bias)
+
+
+class DenseLoader(LoadSettings):
+    """How to load a dense model: the same options without the bias."""
+
+    allow_pickle: bool = _ALLOW_PICKLE
 
     def __call__(self, source: str) -> Model:
         """Load a model."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gatelens.cli.app import command
-from gatelens.cli.options import Loader, ModelName
+from gatelens.cli.options import DenseLoader, Loader, ModelName
 from gatelens.errors import GatelensError
 from gatelens.runtime.settings import unknown_name
 
@@ -29,7 +29,7 @@ def sparsify(
     start: Annotated[Path | None, typer.Option(help="start from the weights and biases of this earlier run")] = None,
     track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
     *,
-    load: Loader,
+    load: DenseLoader,
 ) -> None:
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
@@ -75,7 +75,7 @@ def evaluate(
     if out is not None and not out.absolute().parent.is_dir():
         raise GatelensError(f"there is no folder {out.parent} for {out.name}: create it, or give another --out.")
     sparse_model = load(model)
-    dense_model = _dense_of(model, load) if dense is None else load(dense)
+    dense_model = _dense_of(model, load) if dense is None else load.replace(bias=None)(dense)
     judged = judge(sparse_model, text, dense_model, length=length, n_sequences=sequences or None, skip=skip)
     console = Console()
     console.width = max(console.width, 80)  # a narrower terminal breaks lines, but no number is cut
@@ -97,7 +97,7 @@ def _dense_of(model: str, load: Loader) -> Model | None:
     if base is None:
         return None
     try:
-        return load(base)
+        return load.replace(bias=None)(base)
     except GatelensError as error:
         print(
             f"gatelens: {model} is compared with itself without gates, because {base}, which it was made from, cannot "
@@ -111,32 +111,40 @@ def _dense_of(model: str, load: Loader) -> Model | None:
 def convert(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="a GPT-2 checkpoint of nanoGPT, or the adapter of a sparse model", metavar="CHECKPOINT"),
+        typer.Argument(
+            help="a GPT-2 checkpoint of nanoGPT, an adapter, a model folder or a hub id", metavar="CHECKPOINT"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="the model folder to write")],
     tokenizer: Annotated[str, typer.Option(help="the folder or hub id whose tokenizer the model uses")] = "gpt2",
     bias: Annotated[
         float | None,
-        typer.Option(help="convert to gated attention with this bias, for example 0.0; default: dense"),
+        typer.Option(help="bias of all gates, for example 0.0; default for a checkpoint: a dense model"),
     ] = None,
     heads: Annotated[int | None, typer.Option(help="heads in a layer, if the checkpoint does not say it")] = None,
     activation: Annotated[str, typer.Option(help="activation of MLPs: gelu (nanoGPT) or gelu_new (OpenAI)")] = "gelu",
 ) -> None:
-    """Convert a GPT-2 checkpoint in the layout of nanoGPT, or an adapter of `gatelens sparsify`, to a model folder.
+    """Convert a GPT-2 checkpoint of nanoGPT, an adapter of `gatelens sparsify`, or a model without gates to a folder.
 
-    An adapter, such as sparse-smollm2, becomes full weights, which plain transformers opens after
-    `import gatelens.sparse`. All options except --out are for checkpoints.
+    An adapter, such as sparse-smollm2, becomes full weights. A model folder or hub id with plain attention gets gates
+    with --bias. Plain transformers opens the result after `import gatelens.sparse`. --tokenizer, --heads and
+    --activation are for checkpoints of nanoGPT.
     """
     from gatelens.loading.builtin import names_adapter
-    from gatelens.loading.convert import convert_adapter, convert_checkpoint
+    from gatelens.loading.convert import convert_adapter, convert_checkpoint, convert_model
 
+    of_checkpoints = (tokenizer, heads, activation) != ("gpt2", None, "gelu")
     converted: object
-    if not names_adapter(checkpoint):
+    if names_adapter(checkpoint):
+        if of_checkpoints or bias is not None:
+            raise GatelensError(f"{checkpoint} is an adapter, which describes its model: give no option except --out.")
+        converted = convert_adapter(checkpoint, out)
+    elif Path(checkpoint).is_file() or Path(checkpoint).suffix in (".pth", ".pt"):
         converted = convert_checkpoint(
             checkpoint, out, tokenizer=tokenizer, bias=bias, heads=heads, activation=activation
         )
-    elif (tokenizer, bias, heads, activation) == ("gpt2", None, None, "gelu"):
-        converted = convert_adapter(checkpoint, out)
+    elif of_checkpoints:
+        raise GatelensError(f"{checkpoint} is not a file: --tokenizer, --heads and --activation are for checkpoints.")
     else:
-        raise GatelensError(f"{checkpoint} is an adapter, which describes its model: give no option except --out.")
+        converted = convert_model(checkpoint, out, bias=bias)
     print(f"written to {out}: {converted}")

@@ -29,12 +29,13 @@ class LoadSettings(Settings):
         True, description="compare runs with gates with plain runs after loading", json_schema_extra=EXECUTION
     )
 
-    def open(self, source: str, *, allow_pickle: bool = False) -> Model:
+    def open(self, source: str, *, allow_pickle: bool = False, bias: float | None = None) -> Model:
         """Load a model.
 
         Arguments:
             source: a built-in name, a folder, a .gguf file or a hub id.
             allow_pickle: also read pickled weights.
+            bias: open a model with plain attention as a sparse model with this bias.
         """
         import torch
 
@@ -54,4 +55,13 @@ class LoadSettings(Settings):
             device_map=self.device_map,
             check=self.check,
             allow_pickle=allow_pickle,
+            bias=bias,
         )
+
+
+class GatedLoadSettings(LoadSettings):
+    """How to load a model that may become sparse by loading it with a bias."""
+
+    bias: float | None = Field(
+        None, description="open a model with plain attention as a sparse model: the bias of all its gates, such as 0"
+    )

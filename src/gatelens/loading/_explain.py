@@ -82,7 +82,8 @@ def _hub_explanation(source: str, causes: list[BaseException]) -> GatelensError:
         )
     if among(errors.RemoteEntryNotFoundError):
         return GatelensError(
-            f"'{source}' on the hub is not a transformers model, because a file is missing: check the name."
+            f"'{source}' on the hub is not a transformers model, because a file is missing: check the name. If it has "
+            "a checkpoint of nanoGPT, download this file and convert it with `gatelens convert FILE --out FOLDER`."
         )
     # Only connection errors are left. They have the types of the HTTP library that huggingface_hub uses, which differs
     # between its major versions.

@@ -12,8 +12,10 @@ import torch
 
 from gatelens.errors import GatelensError
 from gatelens.loading._explain import explained, only_pickled
+from gatelens.loading.builtin import BUILT_IN
 from gatelens.model.families import FAMILIES, family_of
 from gatelens.model.first_token import adding_first_token
+from gatelens.sparse.in_model import check_config
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,19 @@ def read_pretrained(source: str, options: ReadOptions) -> tuple[Any, Any]:
         )
     refuse_incomplete(source, info)
     return hf, read_tokenizer(source)
+
+
+def saved_dtype(source: str) -> torch.dtype:
+    """The dtype in which a folder or hub id has its weights; float32 for other sources."""
+    from transformers import AutoConfig
+
+    path = Path(source)
+    if path.is_file() or (path.is_dir() and not (path / "config.json").exists()) or source in BUILT_IN:
+        return torch.float32
+    with explained(source), quiet():
+        _ask_hub(source)
+        dtype = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def read_tokenizer(source: str) -> Any:
@@ -149,6 +164,10 @@ def _refuse_unfit(source: str, config: Any) -> None:
             "decoder-only causal LMs such as gpt2 or meta-llama/Llama-3.2-1B."
         )
     family_of(config)
+    try:
+        check_config(config)
+    except GatelensError as error:
+        raise GatelensError(f"{source} cannot be opened as a sparse model: {error}") from error
 
 
 def _check_weights(folder: Path, allow_pickle: bool) -> None:

@@ -1,4 +1,4 @@
-"""Write models in other forms as folders with full weights: nanoGPT checkpoints, and adapters with their base."""
+"""Write models in other forms as folders with full weights: nanoGPT checkpoints, adapters, and models without gates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 
 from gatelens.errors import GatelensError
 from gatelens.loading._nanogpt import gpt2_config, gpt2_weights, read_checkpoint
-from gatelens.loading._pretrained import quiet, read_tokenizer
-from gatelens.loading.builtin import path_of
+from gatelens.loading._pretrained import quiet, read_tokenizer, saved_dtype
+from gatelens.loading.builtin import RELEASED, path_of
 from gatelens.loading.loader import load
 from gatelens.model import Model
 from gatelens.runtime.files import write_folder
@@ -128,6 +128,38 @@ def convert_adapter(source: str, out: str | Path) -> Model:
         for name in (ABOUT, WEIGHTS, "README.md"):  # these say what the model was made from, and how good it is
             if (adapter / name).exists():
                 shutil.copy(adapter / name, temporary)
+
+    _write(folder, write)
+    return model
+
+
+def convert_model(source: str, out: str | Path, *, bias: float | None = None) -> Model:
+    """Write a model with plain attention as a sparse model, whose config.json says that it has gates.
+
+    Arguments:
+        source: a model folder, a hub id, or anything else that `gatelens.load` opens.
+        out: the folder to write. It must not exist yet, or be empty.
+        bias: the bias of all gates, in the score gauge. Default: 0 for a released sparse model; other models need one.
+
+    Returns:
+        The model. The weights keep the dtype in which they are saved.
+    """
+    from gatelens.sparse.in_model import is_sparse, save_sparse
+
+    folder = Path(out)
+    _refuse_existing(folder)
+    if bias is None and source not in RELEASED:
+        raise GatelensError(
+            f"{source} is not a checkpoint file or an adapter: to make a sparse model of a model folder or a hub id, "
+            "give the --bias of its gates."
+        )
+    model = load(source, dtype=saved_dtype(source), bias=bias)
+    assert is_sparse(model.hf)
+
+    def write(temporary: Path) -> None:
+        with quiet():
+            save_sparse(model.hf, temporary)
+            model.tokenizer.save_pretrained(temporary)
 
     _write(folder, write)
     return model

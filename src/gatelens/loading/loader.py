@@ -6,6 +6,7 @@ is never run.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from gatelens.loading._checks import check_model
 from gatelens.loading._gguf import convert_gguf, convert_smollm2
 from gatelens.loading._llama2c import is_llama2c, read_llama2c
 from gatelens.loading._pretrained import ReadOptions, read_pretrained
-from gatelens.loading.builtin import BUILT_IN, path_of
+from gatelens.loading.builtin import BUILT_IN, RELEASED, RELEASED_BIAS, path_of
 from gatelens.model import Model
 from gatelens.model.anatomy import describe
 from gatelens.runtime.processes import default_device
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
+from gatelens.sparse.in_model import is_sparse, make_sparse
 
 
 def load(
@@ -32,6 +34,7 @@ def load(
     device_map: Any = None,
     check: bool = True,
     allow_pickle: bool = False,
+    bias: float | None = None,
 ) -> Model:
     """Load a causal LM and find its parts.
 
@@ -44,6 +47,8 @@ def load(
         check: compare runs with gates with plain runs before the model is used. This takes a few short forward passes.
         allow_pickle: also read pickled weights (``.bin``). A pickle can run code when it is read, so allow it only
             if you trust its author.
+        bias: open a model with plain attention as a sparse model with score gates, which all have this bias. The sparse
+            models that were released with arXiv 2512.05865 are opened with 0 if no bias is given.
 
     Returns:
         The model, in evaluation mode and with frozen weights.
@@ -61,11 +66,26 @@ def load(
             f"the device_map puts some layers of {name} on disk, or moves them between devices during a run: gatelens "
             "needs all layers in memory. Use a smaller dtype, or more or larger devices."
         )
+    _make_gated(name, hf, bias)
     hf = hf.eval().requires_grad_(False)
     model = Model(_display_name(name), hf, tokenizer, describe(hf), _absolute(name))
     if check:
         check_model(model)
     return model
+
+
+def _make_gated(source: str, hf: Any, bias: float | None) -> None:
+    """Give a model with plain attention the gates that the caller asks for, or that its authors evaluate it with."""
+    if is_sparse(hf):
+        if bias is not None:
+            raise GatelensError(f"{source} has gates already: give no bias.")
+        return
+    if bias is None and source in RELEASED:
+        bias = RELEASED_BIAS
+    if bias is not None:
+        if not math.isfinite(bias):
+            raise GatelensError(f"the bias is {bias}: it must be a finite number.")
+        make_sparse(hf, bias, gate="score")
 
 
 def _read(source: str, options: ReadOptions) -> tuple[Any, Any]:

@@ -6,7 +6,8 @@ are steps. The model's attention dropout is not applied: the noise of the gates 
 
 A saved sparse model says in its config which operator it uses (`attn_implementation`) and what its gates see
 (`gatelens`), so that plain `from_pretrained` opens it once this package is imported. Biases of the score gauge are in
-the config too; everything of the probability gauge is among the weights.
+the config too, one for all heads or (layer, head); everything of the probability gauge is among the weights.
+docs/reference/sparse-models.md describes the format.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -285,16 +286,51 @@ def _chosen_gates(
 def _gates_of(module: Any) -> ModuleGates:
     """The gates of an attention module. Biases of a model that plain transformers opened are still in its config."""
     if not hasattr(module, "gate_bias"):
-        saved = getattr(module.config, NAME, {}).get("bias")
-        if saved is None:
-            raise GatelensError("this model has no gate biases: set them with make_sparse, and save with save_sparse.")
-        attach_gates(module, ModuleGates("score", torch.tensor(saved[module.layer_idx])), learned=False)
+        attach_gates(module, ModuleGates("score", saved_bias(module.config)[module.layer_idx]), learned=False)
         module.config.attn_implementation = NAME  # for the next save, see save_sparse
     if gate_of(module) == "score":
         return ModuleGates("score", module.gate_bias)
     return ModuleGates(
         "probability", module.gate_bias, module.gate_query.weight, module.gate_key.weight, module.gate_rest
     )
+
+
+def check_config(config: Any) -> None:
+    """Raise an error if what a config says about gates has another form than `save_sparse` writes."""
+    saved = getattr(config, NAME, None)
+    if saved is None:
+        if getattr(config, "_attn_implementation", None) == NAME:
+            raise GatelensError(f'its config asks for gated attention, but it has no "{NAME}" with the gates.')
+        return
+    if not isinstance(saved, dict) or saved.get("gate", "score") not in get_args(Gate):
+        raise GatelensError(f'"{NAME}" in its config is {_short(saved)}: it must be an object, such as {{"bias": 0}}.')
+    if not isinstance(saved.get("dense"), str | None):
+        raise GatelensError(f'"dense" of "{NAME}" in its config is {_short(saved["dense"])}: it must be a string.')
+    if saved.get("gate", "score") == "score":
+        saved_bias(config)
+
+
+def saved_bias(config: Any) -> Float[Tensor, "layer head"]:
+    """The biases of score gates that a config holds: one number for all heads, or a list of numbers for each layer."""
+    saved = getattr(config, NAME, {}).get("bias")
+    if saved is None:
+        raise GatelensError("this model has no gate biases: set them with make_sparse, and save with save_sparse.")
+    shape = (config.num_hidden_layers, config.num_attention_heads)
+    try:
+        bias = torch.tensor(saved, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        bias = torch.empty(0)
+    if bias.shape not in ((), shape) or not bias.isfinite().all():
+        raise GatelensError(
+            f'"bias" of "{NAME}" in its config is {_short(saved)}: it must be a number, or a list of {shape[1]} '
+            f"numbers for each of {shape[0]} layers."
+        )
+    return bias.expand(shape)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _dense_implementation(hf: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from gatelens.jobs.load_settings import LoadSettings
+from gatelens.jobs.load_settings import GatedLoadSettings
 from gatelens.loading import BUILT_IN
 from gatelens.loading.builtin import path_of
 from gatelens.model import Model
@@ -19,11 +19,10 @@ from gatelens.runtime.settings import EXECUTION
 _WEIGHT_FILES = (".safetensors", ".gguf", ".bin", ".json", ".model", ".txt")
 
 
-class ModelOptions(LoadSettings):
+class ModelOptions(GatedLoadSettings):
     """The table of a model in a study file."""
 
     load: str = Field(description="a built-in name, a folder, a .gguf file or a hub id")
-    bias: float | None = Field(None, description="run the model with gated attention, with this bias for all gates")
     dense: str | None = Field(
         None, description="the label of the dense model that this one is compared with", json_schema_extra=EXECUTION
     )
@@ -53,12 +52,7 @@ class ModelSpec(ModelOptions):
 
     def open_model(self) -> Model:
         """Load the model and name it by its label."""
-        from gatelens.sparse.in_model import make_sparse
-
-        model = self.open(self.where)
-        if self.bias is not None:
-            make_sparse(model.hf, self.bias)
-        return replace(model, name=self.label)
+        return replace(self.open(self.where, bias=self.bias), name=self.label)
 
 
 def source_fingerprint(source: str) -> str:

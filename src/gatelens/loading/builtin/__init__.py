@@ -21,6 +21,19 @@ BUILT_IN = {
 ADAPTERS = {"sparse-smollm2": Path(__file__).parent / "sparse_smollm2"}
 """The adapter folders of the built-in models that are adapters."""
 
+RELEASED = {
+    "flodraye/sparse-olmo7b": "allenai/OLMo-7B-hf",
+    "ansonisl/SparseGPT2": "openai-community/gpt2",
+    "ansonisl/SparseGPT2Finetuned": "openai-community/gpt2",
+    "ansonisl/ShortSparseGPT2": "openai-community/gpt2",
+    "ansonisl/ShortSparseLlama1B": "meta-llama/Llama-3.2-1B",
+}
+"""Sparse models on the hub, released with arXiv 2512.05865, and the dense model that each is compared with.
+
+Their files say nothing of gates: all gates have the bias `RELEASED_BIAS`, in the score gauge.
+"""
+RELEASED_BIAS = 0.0
+
 
 def path_of(source: str) -> Path:
     """The path that a model's name stands for: the folder of a built-in adapter, or the name itself as a path."""
@@ -39,7 +52,8 @@ def made_from(source: str) -> str | None:
         source: what `gatelens.load` opens as the sparse model.
 
     Returns:
-        What `gatelens.load` opens as the dense model, or None if there is no adapter.json that says so.
+        What `gatelens.load` opens as the dense model, or None if there is no adapter.json that says so and the model is
+        not one of `RELEASED`.
 
     Example:
         >>> made_from("sparse-smollm2")
@@ -47,7 +61,7 @@ def made_from(source: str) -> str | None:
     """
     folder = path_of(source)
     if not (folder / ABOUT).is_file():
-        return None
+        return RELEASED.get(source)
     base = base_of(folder)
     return made_from(base) or base  # the base may be an adapter too
 
