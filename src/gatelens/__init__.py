@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gatelens.gates.runs import Run as Run
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.contrast import find_contrast as find_contrast
+    from gatelens.jobs.export import export_circuit as export_circuit
     from gatelens.jobs.roles import find_roles as find_roles
     from gatelens.jobs.study.file import Study as Study
     from gatelens.jobs.study.file import read_study as read_study
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gatelens.loading.loader import load as load
     from gatelens.measures.ablation import AblationCurve as AblationCurve
     from gatelens.measures.ablation import ablation_curve as ablation_curve
+    from gatelens.measures.attribution_graph import write_attribution_graph as write_attribution_graph
     from gatelens.measures.circuit_result import CircuitResult as CircuitResult
     from gatelens.measures.circuit_result import CircuitSettings as CircuitSettings
     from gatelens.measures.circuit_result import load_circuit as load_circuit
@@ -120,10 +122,12 @@ _MODULES = {
     "gatelens.measures.contrast_result": ("ContrastResult", "TwoTaskSettings", "load_contrast"),
     "gatelens.measures.mediation": ("PatchingComparison", "compare_runs", "compare_with_patching"),
     "gatelens.measures.exchange": ("read_graph", "write_graph"),
+    "gatelens.measures.attribution_graph": ("write_attribution_graph",),
     # jobs
     "gatelens.jobs.circuit": ("find_circuit",),
     "gatelens.jobs.roles": ("find_roles",),
     "gatelens.jobs.contrast": ("find_contrast",),
+    "gatelens.jobs.export": ("export_circuit",),
     "gatelens.jobs.study.file": ("Study", "read_study"),
     "gatelens.jobs.study.run": ("run_study",),
     "gatelens.jobs.study.summary": ("Summary",),

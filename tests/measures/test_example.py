@@ -12,7 +12,7 @@ from toys import random_task
 
 import gatelens.measures.example
 from gatelens.gates.attention_runs import attention_patterns, capture_attention
-from gatelens.measures.example import load_example, save_example
+from gatelens.measures.example import load_example, load_prompts, save_example
 from gatelens.model import Model
 from gatelens.sparse.in_model import make_sparse
 
@@ -51,6 +51,10 @@ def test_the_first_two_prompts_are_kept(model: Model, tmp_path: Path) -> None:
         assert prompt.tokens == [f"t{token}" for token in tokens.tolist()]
         weights, edges = attention_patterns(model, tokens[None])
         assert torch.equal(prompt.attention, weights[0].half())
+        logits = model.hf(tokens[None]).logits[0, -1]
+        assert load_prompts(tmp_path)[which].probability == pytest.approx(
+            float(logits.softmax(-1)[task.answer_ids[which, 0]])
+        )
         assert (prompt.open is None) == (model.name != "sparse")
         if prompt.open is not None:
             assert torch.equal(prompt.open, edges[0])

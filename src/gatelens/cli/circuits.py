@@ -77,3 +77,20 @@ def effect(
         f"{count:,} of {model_graph.n_edges:,} edges are on a path in the circuit and explain {inside:.3f}; all other "
         f"edges explain {rest:.3f}"
     )
+
+
+@command("export")
+def export(
+    run: Annotated[Path, typer.Argument(help="the folder of a run of `gatelens circuit --level edges`", metavar="RUN")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="a file (.json or .pt) for EAP-IG and MIB, or a folder for circuit-tracer's viewer", metavar="OUT"
+        ),
+    ],
+    k: Annotated[int | None, typer.Option(help="keep this many edges; default: the circuit at the threshold")] = None,
+) -> None:
+    """Write the edge circuit of a run for EAP-IG, the MIB track, circuit-tracer's viewer or Neuronpedia."""
+    from gatelens.jobs.export import export_circuit
+
+    print(f"written to {export_circuit(run, out, k)}")

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.attention_runs import attention_patterns
+from gatelens.gates.runs import capture
 from gatelens.model import Model
 from gatelens.runtime.files import read_tensors, write_json, write_tensors
+from gatelens.runtime.precision import widen
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.settings import Settings
 from gatelens.sparse.in_model import is_sparse
@@ -28,6 +30,7 @@ class PromptRecord(Settings):
 
     tokens: tuple[str, ...]
     answer: str
+    probability: float | None = Field(default=None, description="of the answer, after this prompt")
 
 
 class ExampleRecord(Record):
@@ -48,7 +51,7 @@ class ExamplePrompt:
 
 
 def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
-    """Save the first prompts of a task with their attention. Cost: 1 forward for each prompt that is saved.
+    """Save the first prompts of a task with their attention. Cost: 2 forwards for each prompt that is saved.
 
     Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
     out, and ``example.json`` says so.
@@ -66,7 +69,10 @@ def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
         tensors[f"attention-{len(prompts)}"] = weights[0].half()
         if is_sparse(model.hf):
             tensors[f"open-{len(prompts)}"] = edges[0]
-        prompts.append(PromptRecord(tokens=_texts(model, tokens), answer=task.pairs[number].answers[0]))
+        logits = capture(model, tokens[None], streams=False).logits[0]
+        probability = widen(logits).softmax(-1)[task.answer_ids[number, 0]]
+        answer = task.pairs[number].answers[0]
+        prompts.append(PromptRecord(tokens=_texts(model, tokens), answer=answer, probability=float(probability)))
     missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
     note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)
@@ -89,6 +95,12 @@ def load_example(folder: str | Path) -> list[ExamplePrompt]:
             raise GatelensError(f"the attention in {folder} does not fit its {length} tokens: run the job again.")
         prompts.append(ExamplePrompt(list(prompt.tokens), prompt.answer, attention, opened))
     return prompts
+
+
+def load_prompts(folder: str | Path) -> tuple[PromptRecord, ...]:
+    """The texts of the example prompts of a saved run, with their answers. A run of version 0.1 has none."""
+    path = Path(folder) / _RECORD
+    return read_record(path, ExampleRecord).prompts if path.exists() else ()
 
 
 def _first_prompts(task: CircuitTask) -> list[tuple[int, Int[Tensor, " position"]]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -39,17 +39,17 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
         width: the width of the residual stream, which the format records.
     """
     path, graph = Path(path), scores.graph
-    columns = _columns(graph)
+    columns = graph.by_query_head
     in_graph = (kept & graph.edges)[:, columns]
     # An edge to a shared input stands for one edge to each head of its group.
-    edge_scores = (scores.scores / columns.bincount(minlength=graph.n_destinations))[:, columns]
+    edge_scores = (scores.scores / graph.n_sharing)[:, columns]
     config = {
         "n_layers": graph.n_layers,
         "n_heads": graph.n_heads,
         "parallel_attn_mlp": graph.parallel,
         "d_model": width,
     }
-    nodes = _nodes_in_graph(graph, in_graph)
+    nodes = nodes_in_graph(graph, in_graph)
     _format(path).write(path, graph, config, edge_scores, in_graph, nodes)
 
 
@@ -65,7 +65,7 @@ def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor,
     """
     path = Path(path)
     theirs, in_graph = _format(path).read(path, graph)
-    columns, real = _columns(graph), graph.edges
+    columns, real = graph.by_query_head, graph.edges
     scores = torch.zeros(real.shape, dtype=theirs.dtype).index_add_(1, columns, theirs) * real
     kept = torch.zeros(real.shape).index_add_(1, columns, in_graph.float()).bool() & real
     return EdgeScores(scores, graph, f"read from {path.name}"), kept
@@ -76,7 +76,7 @@ class _Json:
 
     @staticmethod
     def write(path: Path, graph: Graph, config: Any, scores: Tensor, in_graph: Tensor, nodes: Tensor) -> None:
-        readable, by_column = graph.reads[_columns(graph)].tolist(), (scores.T.tolist(), in_graph.T.tolist())
+        readable, by_column = graph.reads[graph.by_query_head].tolist(), (scores.T.tolist(), in_graph.T.tolist())
         edges = {
             f"{source}->{name}": {"score": by_column[0][j][i], "in_graph": by_column[1][j][i]}
             for j, name in enumerate(_destinations(graph))
@@ -92,7 +92,7 @@ class _Json:
         if not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
             raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
         _check_shape(path, data["cfg"], graph)
-        real = graph.edges[:, _columns(graph)]
+        real = graph.edges[:, graph.by_query_head]
         scores, in_graph = torch.zeros(real.shape), torch.zeros(real.shape, dtype=torch.bool)
         rows = {name: i for i, name in enumerate(_sources(graph))}
         columns = {name: j for j, name in enumerate(_destinations(graph))}
@@ -137,7 +137,7 @@ class _Pt:
                 f"{path} is not a circuit: a .pt graph has 'cfg', {' and '.join(map(repr, _MATRICES))}."
             )
         _check_shape(path, data["cfg"], graph)
-        real = graph.edges[:, _columns(graph)]
+        real = graph.edges[:, graph.by_query_head]
         scores, in_graph = (data[key] for key in _MATRICES)
         for key, matrix in zip(_MATRICES, (scores, in_graph), strict=True):
             if matrix.shape != real.shape:
@@ -210,19 +210,7 @@ def _destinations(graph: Graph) -> list[str]:
     return [*names, "logits"]
 
 
-def _columns(graph: Graph) -> Int[Tensor, " column"]:
-    """Our destination of each of their columns: the k and v inputs of a KV head occur once for each of its heads."""
-    group = graph.n_heads // graph.n_kv_heads
-    columns: list[Tensor] = []
-    for layer in range(graph.n_layers):
-        inputs = torch.arange(graph.n_destinations)[graph.attention_inputs(layer)]
-        q, k, v = inputs.split([graph.n_heads, graph.n_kv_heads, graph.n_kv_heads])
-        columns += [q, k.repeat_interleave(group), v.repeat_interleave(group)]
-        columns.append(torch.tensor([graph.mlp_input(layer)]))
-    return torch.cat([*columns, torch.tensor([graph.logits])])
-
-
-def _nodes_in_graph(graph: Graph, in_graph: Shaped[Tensor, "source column"]) -> Bool[Tensor, " source"]:
+def nodes_in_graph(graph: Graph, in_graph: Shaped[Tensor, "source column"]) -> Bool[Tensor, " source"]:
     """The nodes that an edge of the circuit enters (the input needs none) and an edge leaves."""
     entered = in_graph.any(0)[:-1].view(graph.n_layers, -1)  # (layer, inputs of a layer)
     heads = entered[:, :-1].unflatten(1, (3, graph.n_heads)).any(1)

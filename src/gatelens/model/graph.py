@@ -158,6 +158,29 @@ class Graph:
         shared = heads.unflatten(1, (self.n_kv_heads, -1)).any(2)
         return torch.cat([heads, shared, shared], 1)
 
+    # Graphs in which every head has its own k and v input, as other packages count them
+
+    @cached_property
+    def by_query_head(self) -> Tensor:
+        """For each destination of the same graph without shared inputs, the number of our destination: (column,).
+
+        The columns are the q, k and v inputs of every head and the MLP's input, layer by layer, and the logits. A k or
+        v input that several heads share occurs once for each of them.
+        """
+        group = self.n_heads // self.n_kv_heads
+        columns: list[Tensor] = []
+        for layer in range(self.n_layers):
+            inputs = torch.arange(self.n_destinations)[self.attention_inputs(layer)]
+            q, k, v = inputs.split([self.n_heads, self.n_kv_heads, self.n_kv_heads])
+            columns += [q, k.repeat_interleave(group), v.repeat_interleave(group)]
+            columns.append(torch.tensor([self.mlp_input(layer)]))
+        return torch.cat([*columns, torch.tensor([self.logits])])
+
+    @cached_property
+    def n_sharing(self) -> Tensor:
+        """How many heads share each destination: (destination,). It is 1 except for shared k and v inputs."""
+        return self.by_query_head.bincount(minlength=self.n_destinations)
+
     # Names
 
     @cached_property
