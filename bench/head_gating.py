@@ -11,8 +11,10 @@ import gatelens
 from bench.heads import gpt2_small
 from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
-from gatelens import GatelensError, Model
-from gatelens.gates.responses import mean_nll
+from gatelens import GatelensError, HeadGatingSettings, Model
+from gatelens.gates.fitting import loss_and_gradient
+from gatelens.methods.head_gating import nll_objective
+from gatelens.runtime.context import Context
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
 EXAMPLES, PROMPT, RESPONSE = 8, 28, 4
@@ -63,10 +65,13 @@ def update(model: Model, batch: ResponseBatch, seeds: int) -> Callable[[], objec
     """Forward, backward and optimizer step of all seeds, as rows of one batch."""
     logits = torch.zeros(seeds, model.n_layers, model.n_heads).requires_grad_()
     adam = torch.optim.Adam([logits], lr=0.1)
+    tokens = batch.tokens.tolist()
+    task = ResponseTask("any", 0, [Example("", "", tuple(ids[:PROMPT]), tuple(ids[PROMPT:])) for ids in tokens])
+    settings = HeadGatingSettings(batch=EXAMPLES)
+    objective = nll_objective(model, task, settings, [0] * seeds, torch.zeros(seeds), Context())
 
     def run() -> None:
-        adam.zero_grad()
-        mean_nll(model, batch, logits.sigmoid()).sum().backward()
+        _, logits.grad = loss_and_gradient(logits, 0, objective)
         adam.step()
 
     return run

@@ -55,12 +55,19 @@ def settings_table(where: str) -> str:
     from gatelens.runtime.settings import setting_fields
 
     module, name = where.split(":")
+    cls = getattr(importlib.import_module(module), name)
     lines = [
         f"| `{field.name}` | {_default(field.default)} | {_cell(field.help)} |"
-        for field in setting_fields(getattr(importlib.import_module(module), name))
+        for field in setting_fields(cls)
         if field.help
     ]
-    return "\n".join(["| field | default | meaning |", "|---|---|---|", *lines])
+    table = ["| field | default | meaning |", "|---|---|---|", *lines]
+    if cls.presets:
+        table += ["", f"Presets, for `{name}.preset(NAME)`, `--preset NAME` and `preset = NAME` in a study file:", ""]
+        table += ["| preset | its values |", "|---|---|"]
+        for preset, values in cls.presets.items():
+            table.append(f"| `{preset}` | {', '.join(f'`{key}` {value}' for key, value in values.items())} |")
+    return "\n".join(table)
 
 
 def commands() -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import run
 
-from gatelens import cli
+from gatelens import GatelensError, RolesSettings, cli
 from gatelens.measures.circuit_result import load_circuit
 from gatelens.methods.registry import methods
 
@@ -122,6 +123,47 @@ class TestMistakes:
         assert run(monkeypatch, "circuit", str(stories_folder), "induction", "--no-check", "--out", str(out)) == 2
         assert "is a file" in capsys.readouterr().err
         assert out.read_text() == "mine"
+
+
+class TestPresets:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch, stories_folder: Path) -> Callable[..., RolesSettings]:
+        """Calls ``gatelens gate`` with further words; returns the settings that its job gets."""
+        seen: list[RolesSettings] = []
+
+        def job(model: object, task: object, settings: RolesSettings, **_: object) -> None:
+            seen.append(settings)
+            raise GatelensError("enough")
+
+        def ask(*words: str) -> RolesSettings:
+            monkeypatch.setattr("gatelens.jobs.roles.find_roles", job)
+            assert run(monkeypatch, "gate", str(stories_folder), "induction", "--no-check", *words) == 2
+            return seen.pop()
+
+        return ask
+
+    def test_options_take_precedence_even_with_their_default_value(self, asked: Callable[..., RolesSettings]) -> None:
+        assert asked() == RolesSettings()
+        assert asked("--preset", "published") == RolesSettings.preset("published")
+        assert asked("--preset", "published", "--clip", "1", "--seeds", "3") == RolesSettings.preset(
+            "published", clip=1.0, seeds=RolesSettings().seeds
+        )
+
+    def test_quick_is_a_preset(self, asked: Callable[..., RolesSettings]) -> None:
+        assert asked("--quick", "--batch", "2") == RolesSettings.preset("quick", batch=2)
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--preset", "publishd"], "no preset 'publishd': did you mean 'published'?"),
+            (["--quick", "--preset", "published"], "--quick and --preset published ask for different settings"),
+        ],
+    )
+    def test_mistakes(
+        self, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, "gate", "smollm2", "syntax", *words) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_an_interruption_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting, responses
 from gatelens.gates.fitting import draw_batch
 from gatelens.gates.responses import response_log_probs, share_known, token_counts
+from gatelens.methods.head_gating import nll_objective
+from gatelens.runtime.context import Context
 from gatelens.tasks.base import Example, ResponseTask
 
 
@@ -63,7 +65,10 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
     shapes: list[tuple[int, ...]] = []
     embedding = model.hf.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
-    losses = responses.mean_nll(model, draw_batch(task, 10, 0, 0), gates)
+    settings = HeadGatingSettings(batch=10)
+    objective = nll_objective(model, task, settings, [0, 0], torch.zeros(2), Context())
+    work = objective.work(0, 0, 2)
+    losses = torch.stack([loss(gates) for loss in work.losses]).sum(0)
     handle.remove()
     size = {1: 1, 30: 3}.get(tokens, 10)
     parts = [lengths[start : start + size] for start in range(0, 10, size)]
@@ -83,7 +88,7 @@ def test_short_sequences_go_through_plain_attention_with_the_same_gradient(
     for block in model.hf.model.layers:
         block.register_forward_pre_hook(lambda *_: used.append(model.hf.config._attn_implementation))
     logits, expected = (fitting.uniform_start(model, [0]).requires_grad_() for _ in range(2))
-    responses.mean_nll(model, batch, logits.sigmoid()).sum().backward()
+    responses.nll(model, batch, logits.sigmoid()).mean(1).sum().backward()
     assert set(used) == {"eager" if longest else "sdpa"}
     assert model.hf.config._attn_implementation == "sdpa"
     (-(response_log_probs(model, batch, expected.sigmoid()) / token_counts(batch)).mean(1)).sum().backward()

@@ -71,7 +71,7 @@ def test_results_of_version_0_1_still_open(folder: Path) -> None:
     assert "schema_version" not in saved
     result = load_roles(folder)
     assert (result.model, result.task, result.sparse) == (saved["model"], saved["task"], saved["sparse"])
-    assert json.loads(result.settings.model_dump_json()) == saved["settings"]
+    assert result.settings.identity().items() <= saved["settings"].items()  # later settings have their defaults
     assert result.roles.summary() == saved["summary"]
     assert (result.known, result.seconds) == (saved["known"], saved["seconds"])
     for curve in result.curves:

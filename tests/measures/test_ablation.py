@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -125,7 +126,8 @@ def test_bad_requests_are_refused(roles: HeadRoles, kind: str, most: int) -> Non
         ablation_curve(copying_model(), copying_task(2), roles, kind, most)
 
 
-def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
+@pytest.mark.parametrize("objective", ["difference", "hinge"])
+def test_contrastive_gates_keep_one_response_and_lose_the_other(objective: Literal["difference", "hinge"]) -> None:
     # Different heads copy the first and the second word, so one can be kept without the other.
     whole = copying_task(32)
     first = [Example(e.prompt, e.response, e.prompt_ids, e.response_ids[:1]) for e in whole.examples]
@@ -133,13 +135,16 @@ def test_contrastive_gates_keep_one_response_and_lose_the_other() -> None:
         Example(e.prompt, e.response, (*e.prompt_ids, e.response_ids[0]), e.response_ids[1:]) for e in whole.examples
     ]
     keep, lose = ResponseTask("first", 0, first), ResponseTask("second", 0, second)
-    contrast = fit_contrast(
-        copying_model(), keep, lose, ContrastSettings(seeds=2, updates=80, batch=8, rate=(0.5, 0.1))
-    )
+    settings = ContrastSettings(seeds=2, updates=40, batch=8, rate=(0.5, 0.1), objective=objective)
+    contrast = fit_contrast(copying_model(), keep, lose, settings)
     assert (contrast.gates[:, 0, 0] > 0.8).all()
     assert (contrast.gates[:, 0, 1] < 0.2).all()
     assert (contrast.keep > -0.5).all()
     assert (contrast.lose < -1.5).all()
+    assert contrast.accuracy is not None
+    assert (contrast.accuracy.keep > 0.9).all()
+    assert (contrast.accuracy.lose < 0.5).all()
+    assert min(contrast.accuracy.keep_open, contrast.accuracy.lose_open) < 0.9  # open, one head spoils the answers
 
 
 def test_contrast_is_measured_on_held_out_examples_by_plain_forwards() -> None:

@@ -16,6 +16,7 @@ from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting
 from gatelens.gates.fitting import draw_batch
 from gatelens.gates.roles import KINDS, HeadRoles
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime import precision
 from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Journal
@@ -24,35 +25,96 @@ from gatelens.tasks.base import ResponseBatch
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_gates_equal_those_of_a_plain_implementation(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "preset", "clip"),
+    [
+        ("gpt2", "standard", None),
+        ("llama", "published", None),
+        ("llama", "published", 0.1),
+        ("gemma2", "quick", 0.1),
+    ],
+)
+def test_gates_equal_those_of_a_plain_implementation(name: str, preset: str, clip: float | None) -> None:
     model, task = tiny(name), any_task()
     if name != "gemma2":  # its softmax is float32 in any case
         model.hf.double()  # Adam turns the rounding error of a gradient near 0 into a step
-    settings = HeadGatingSettings(seeds=2, updates=20, batch=4)
+    settings = HeadGatingSettings.preset(preset, seeds=2, updates=20, clip=clip)
+    settings = settings.replace(batch=min(settings.batch, 4))
     roles = fit_head_gates(model, task, settings)
+    norms: list[float] = []
 
     def loss(gates: Tensor, batch: ResponseBatch) -> Tensor:
         losses = [-plain_log_prob(model, task.examples[i], gates).mean() for i in batch.which.tolist()]
         return torch.stack(losses).mean()
 
-    def fit(start: Tensor, penalty: float, first: float, last: float) -> Tensor:
+    def fit(start: Tensor, penalty: float, first: float, last: float, order: int) -> Tensor:
         logits = start.clone().requires_grad_()
         adam = torch.optim.Adam([logits])
         for update in range(20):
             adam.param_groups[0]["lr"] = first + (last - first) * update / 19
             adam.zero_grad()
-            batch = draw_batch(task, 4, update, 0)
+            batch = draw_batch(task, 4, update, order)
             (loss(logits.sigmoid(), batch) - penalty * logits.clamp(-4, 4).mean()).backward()
+            if clip is not None:
+                norms.append(float(torch.nn.utils.clip_grad_norm_([logits], clip)))
             adam.step()
         return logits.detach()
 
     for seed in range(2):
+        order = seed if preset == "published" else 0  # the paper's seeds do not share their batches
         uniform = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(seed))
-        plain = fit(uniform.logit(), 0.0, 0.1, 0.01)
+        plain = fit(uniform.logit(), 0.0, 0.1, 0.01, order)
         torch.testing.assert_close(roles.gates[seed], plain.sigmoid(), atol=1e-5, rtol=0)
-        torch.testing.assert_close(roles.plus[seed], fit(plain, 0.1, 0.5, 0.1).sigmoid(), atol=1e-5, rtol=0)
-        torch.testing.assert_close(roles.minus[seed], fit(plain, -0.1, 0.5, 0.1).sigmoid(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(roles.plus[seed], fit(plain, 0.1, 0.5, 0.1, order).sigmoid(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(roles.minus[seed], fit(plain, -0.1, 0.5, 0.1, order).sigmoid(), atol=1e-5, rtol=0)
+    if clip is not None:
+        assert min(norms) < clip < max(norms)  # some gradients were clipped, and others were not
+
+
+def test_presets_have_the_published_sizes_and_can_be_changed() -> None:
+    published = HeadGatingSettings.preset("published")
+    assert (published.seeds, published.updates, published.batch, published.paired) == (10, 500, 64, False)
+    assert (published.first_rate, published.second_rate) == ((0.1, 0.01), (0.5, 0.1))
+    assert (published.penalty, published.clamp, published.clip) == (0.1, 4.0, None)
+    assert HeadGatingSettings.preset("published", seeds=3) == published.replace(seeds=3)
+    assert HeadGatingSettings.preset("standard") == HeadGatingSettings()  # the defaults have a name
+    assert RolesSettings.preset("standard") == RolesSettings()
+    assert RolesSettings.preset("published").batch == 64
+    with pytest.raises(GatelensError, match="no preset 'publish': did you mean 'published'"):
+        HeadGatingSettings.preset("publish")
+
+
+def test_a_fit_whose_gates_stand_still_ends_and_says_so(tmp_path: Path) -> None:
+    model, task = copying_model(), copying_task(8)
+    settings = HeadGatingSettings(seeds=2, updates=100, batch=8, patience=4)
+    patient = fit_head_gates(model, task, settings.replace(patience=0))
+    assert patient.updates.tolist() == [[100, 100]] * 3
+    early = fit_head_gates(model, task, settings)
+    assert int(early.updates.min()) < 100
+    assert len({*early.updates.flatten().tolist()}) > 1  # each fit ends when its own gates are still
+    # Up to where a fit of G ends, its losses are those of the fit that goes on, and its gates were still.
+    for seed, made in enumerate(early.updates[0].tolist()):
+        torch.testing.assert_close(early.losses[0, :made, seed], patient.losses[0, :made, seed])
+        assert early.losses[0, made:, seed].isnan().all()
+    # Stopped in the middle and resumed, it ends after the same updates with the same gates.
+    with pytest.raises(Stop):
+        fit_head_gates(model, task, settings, context=stop_at(tmp_path, 12))
+    again = fit_head_gates(model, task, settings, context=Context.in_folder(tmp_path))
+    assert torch.equal(again.updates, early.updates)
+    torch.testing.assert_close(again.minus, early.minus, atol=1e-6, rtol=0)
+
+
+def test_gates_are_still_while_all_of_them_stay_within_a_hundredth() -> None:
+    start = torch.tensor([0.5, 0.5, 0.5]).logit().view(3, 1, 1)
+    fits = fitting._Fits(start, fitting.Schedule(10, (0.1, 0.1), patience=3))
+    moves = torch.tensor([[0.5, 0.52, 0.5], [0.505, 0.5, 0.509], [0.5, 0.52, 0.518], [0.5, 0.5, 0.527]])
+    for (
+        gates
+    ) in moves:  # the first stays, the second jumps back and forth, the third drifts by less than 0.01 at a time
+        rows = fits.unfinished
+        fits.advance(rows, gates.logit()[rows].view(-1, 1, 1, 1).expand(-1, 3, 1, 1), torch.zeros(len(rows)))
+    assert fits.done == [3, 4, 4]
+    assert fits.unfinished == [1, 2]
 
 
 @pytest.fixture(scope="module", params=[copying_model, trained_model], ids=["by hand", "trained"])
@@ -122,7 +184,7 @@ def test_rows_that_do_not_fit_into_memory_are_run_one_by_one_with_the_same_numbe
     handle = embedding.register_forward_pre_hook(lambda _, args: batch_sizes.append(len(args[0])))
     alone = fit_head_gates(model, task, settings, context=Context(memory_gb=1e-9))
     handle.remove()
-    assert max(batch_sizes[-18:]) == 2  # the last updates: one row of gates, two examples
+    assert max(batch_sizes[-36:]) == 1  # the last updates: one row of gates, one example
     for name in ("gates", "plus", "minus", "losses"):
         torch.testing.assert_close(getattr(alone, name), getattr(together, name), atol=1e-5, rtol=0)
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.settings import EXECUTION, REQUIRED, SettingField, Settings, setting_fields
+from gatelens.runtime.settings import ADDED, EXECUTION, REQUIRED, SettingField, Settings, setting_fields
 
 
 class Example(Settings):
@@ -46,6 +46,14 @@ def test_replace_checks_again() -> None:
     assert Example().replace(steps=7) == Example(steps=7)
     with pytest.raises(GatelensError, match="steps is -1"):
         Example().replace(steps=-1)
+
+
+def test_identity_leaves_out_the_default_of_a_field_that_was_added_later() -> None:
+    class Later(Example):
+        clip: float | None = Field(None, json_schema_extra=ADDED)
+
+    assert Later().identity() == Example().identity()
+    assert Later(clip=1.0).identity() == {**Example().identity(), "clip": 1.0}
 
 
 def test_identity_leaves_out_what_changes_no_number() -> None:

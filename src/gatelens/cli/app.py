@@ -16,6 +16,7 @@ from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
 """The function of each subcommand, and its settings class as ``module:Class``."""
+_QUICK = "quick"  # the preset that has an option of its own
 _INTERRUPTED = "gatelens: interrupted; run the same command again to resume it."
 
 
@@ -80,22 +81,57 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
         module, name = settings.split(":")
         classes["settings"] = getattr(import_module(module), name)
 
-    def run(**values: Any) -> None:
+    def run(called: typer.Context, **values: Any) -> None:
+        preset = _chosen_preset(values)
         for name, cls in classes.items():
-            values[name] = cls(**{field.name: values.pop(field.name) for field in setting_fields(cls)})
+            own = {field.name: values.pop(field.name) for field in setting_fields(cls)}
+            if preset is not None and cls.presets:
+                values[name] = cls.preset(preset, **{key: own[key] for key in own if _is_given(called, key)})
+            else:
+                values[name] = cls(**own)
         try:
             function(**values)
         except KeyboardInterrupt:  # typer would end without a word
             print(_INTERRUPTED, file=sys.stderr)
             raise typer.Exit(130) from None
 
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
+    parameters = [inspect.Parameter("called", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    parameters += [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
     for cls in reversed(classes.values()):
-        parameters += _parameters(cls)
+        parameters += [*_preset_parameters(cls), *_parameters(cls)]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _preset_parameters(cls: type[Settings]) -> list[inspect.Parameter]:
+    """The options ``--preset NAME`` and ``--quick``, if the settings have presets."""
+    names = f"settings under one name: {', '.join(cls.presets)}. Options that are given with it take precedence"
+    options: dict[str, Any] = {}
+    if cls.presets:
+        options["preset"] = None, Annotated[str | None, typer.Option(help=names)]
+    if _QUICK in cls.presets:
+        options[_QUICK] = False, Annotated[bool, typer.Option(f"--{_QUICK}", help=f"the same as --preset {_QUICK}")]
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (default, annotation) in options.items()
+    ]
+
+
+def _chosen_preset(values: dict[str, Any]) -> str | None:
+    """Take the options of `_preset_parameters` out of the values of a command, and return the name of the preset."""
+    preset: str | None = values.pop("preset", None)
+    is_quick = values.pop(_QUICK, False)
+    if is_quick and preset not in (None, _QUICK):
+        raise GatelensError(f"--{_QUICK} and --preset {preset} ask for different settings: give one of them.")
+    return _QUICK if is_quick else preset
+
+
+def _is_given(called: typer.Context, option: str) -> bool:
+    """Whether the user gave this option of a command."""
+    source = called.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _parameters(cls: type[Settings]) -> list[inspect.Parameter]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,62 +44,86 @@ def response_log_probs(
         response.
     """
     context = context or Context()
+    at_once = rows_at_once(model, batch, grad=gates.requires_grad, context=context)
+    return torch.cat([_scored(model, batch, rows, source)[0] for rows in gates.split(at_once)])
+
+
+def _scored(
+    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], source: HeadSource = None
+) -> tuple[Float[Tensor, "row example"], Float[Tensor, "row example"]]:
+    """The log-probability of each response, and how many of its tokens are the model's first choice.
+
+    All rows run together. Only the logits that predict a response are computed.
+    """
     predicts, examples, targets = places(batch)
-    sums: list[Tensor] = []
-    for rows in gates.split(rows_at_once(model, batch, grad=gates.requires_grad, context=context)):
-        logits = run_heads(model, batch.tokens, rows, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
-        log_probs = logits.to(model.wide_dtype).log_softmax(2)
-        chosen = _pick(log_probs, targets.to(log_probs.device)).logsumexp(-1)
-        zeros = log_probs.new_zeros(len(rows), len(batch.tokens))
-        sums.append(zeros.index_add(1, examples.to(log_probs.device), chosen))
-    return torch.cat(sums)
+    logits = run_heads(model, batch.tokens, gates, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
+    examples, targets, logits = examples.to(logits.device), targets.to(logits.device), logits.to(model.wide_dtype)
+    chosen = _pick(logits, targets).logsumexp(-1) - logits.logsumexp(-1)
+    is_hit = (logits.argmax(-1)[..., None] == targets).any(-1).to(chosen)
+    zeros = chosen.new_zeros(len(gates), len(batch.tokens))
+    return zeros.index_add(1, examples, chosen), zeros.index_add(1, examples, is_hit)
 
 
-def mean_log_probs(
+@dataclass(frozen=True, eq=False)
+class ResponseScores:
+    """How well a model gives the responses of a task, under each row of gates.
+
+    Arguments:
+        log_probs: log-probability of each response, summed over its tokens.
+        hits: how many tokens of each response are the model's first choice.
+        tokens: how many tokens each response has.
+    """
+
+    log_probs: Float[Tensor, "row example"]
+    hits: Float[Tensor, "row example"]
+    tokens: Int[Tensor, " example"]
+
+    @property
+    def accuracy(self) -> Float[Tensor, " row"]:
+        """The share of a response's tokens that are the model's first choice, mean over examples; from 0 to 1."""
+        return (self.hits / self.tokens).mean(1)
+
+
+def score_responses(
     model: Model,
     task: ResponseTask,
     gates: Float[Tensor, "row layer head"],
     *,
     batch: int = 16,
     context: Context | None = None,
-) -> Float[Tensor, " row"]:
-    """Log-probability of a response, summed over its tokens, mean over the examples of a task.
+) -> ResponseScores:
+    """Score the responses of a task under each row of gates.
 
     Arguments:
         batch: examples in a batch.
 
     Returns:
-        On the CPU. Cost: 1 forward for each example and row.
+        The scores, on the CPU, in the order of the task's examples. Cost: 1 forward for each example and row.
     """
-    sums = torch.zeros(len(gates), dtype=model.wide_dtype)
+    context = context or Context()
+    log_probs = torch.zeros(len(gates), len(task), dtype=model.wide_dtype)
+    hits = torch.zeros_like(log_probs)
     with torch.no_grad():
         for examples in task.batches(batch):
-            for part in parts_at_once(model, examples, len(gates)):
-                sums += response_log_probs(model, part, gates, context=context).sum(1).cpu()
-    return sums / len(task)
+            at_once, parts = cut(model, examples, len(gates), grad=False, context=context)
+            for part, rows in itertools.product(parts, torch.arange(len(gates)).split(at_once)):
+                cell = rows[:, None], part.which
+                log_probs[cell], hits[cell] = (x.cpu() for x in _scored(model, part, gates[rows]))
+    tokens = torch.tensor([len(example.response_ids) for example in task.examples])
+    return ResponseScores(log_probs, hits, tokens)
 
 
 def nll(
     model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], autocast: bool = False
 ) -> Float[Tensor, "row example"]:
-    """Mean NLL of the target tokens of each example, under each row of gates. The order of the examples may change.
+    """Mean NLL of the target tokens of each example, under each row of gates. `cut` says how much to run at once.
 
     Arguments:
         autocast: run the model's matrix products in bfloat16. Log-probabilities are float32 in any case.
     """
-    means: list[Tensor] = []
-    for part in parts_at_once(model, batch, len(gates)):
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _fast_attention(model, part):
-            sums = response_log_probs(model, part, gates, context=UNLIMITED)
-        means.append(sums / token_counts(part).to(sums))
-    return -torch.cat(means, 1)
-
-
-def mean_nll(
-    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], autocast: bool = False
-) -> Float[Tensor, " row"]:
-    """Mean over examples of the mean NLL of their target tokens, under each row of gates."""
-    return nll(model, batch, gates, autocast).mean(1)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _fast_attention(model, batch):
+        sums = response_log_probs(model, batch, gates, context=UNLIMITED)
+    return -sums / token_counts(batch).to(sums)
 
 
 def places(
@@ -130,16 +155,43 @@ def token_counts(batch: ResponseBatch) -> Int[Tensor, " example"]:
     return batch.targets.sum(1)
 
 
-def parts_at_once(model: Model, batch: ResponseBatch, rows: int) -> list[ResponseBatch]:
-    """On a CPU, split a batch into parts with examples of similar lengths, because padding costs as much as text there.
+def cut(
+    model: Model, batch: ResponseBatch, rows: int, *, grad: bool, context: Context
+) -> tuple[int, list[ResponseBatch]]:
+    """Cut a batch into parts with examples of similar lengths that fit into memory under many rows of gates.
 
-    A part has so many tokens that the overhead of a call does not matter, and so few that they fit into the caches. On
-    other devices the whole batch is one part.
+    On a CPU, padding costs as much as text. A part there has so many tokens that the overhead of a call does not
+    matter, and so few that they fit into the caches.
 
     Arguments:
-        rows: how many rows of gates each part is run with.
+        rows: how many rows of gates there are.
+        grad: whether runs keep activations for a backward pass.
+
+    Returns:
+        How many rows to run at once, and the parts.
     """
-    return batch.parts(_STREAM // (model.anatomy.width * rows)) if model.device.type == "cpu" else [batch]
+    longest, logits = batch.tokens.shape[1], int(batch.targets.sum(1).max())
+    fit = rows_that_fit(model, batch.tokens[:1], 2 * logits, grad=grad, context=context)  # rows of one example
+    rows_at_once = min(rows, fit)
+    tokens = longest * min(len(batch.tokens), max(1, fit // rows_at_once))
+    if model.device.type == "cpu":
+        tokens = min(tokens, _STREAM // (model.anatomy.width * rows_at_once))
+    return rows_at_once, batch.parts(tokens) if tokens < batch.tokens.numel() else [batch]
+
+
+def cut_pairs(
+    model: Model, first: ResponseBatch, second: ResponseBatch, rows: int, *, context: Context
+) -> tuple[int, list[tuple[ResponseBatch, ResponseBatch]]]:
+    """`cut` for two batches whose examples belong together, for runs with a backward pass.
+
+    Returns:
+        How many rows to run at once, and the parts. Both batches of a part have the same examples, in the same order.
+    """
+    longer = max(first, second, key=lambda batch: batch.tokens.shape[1])
+    at_once, parts = cut(model, longer, rows, grad=True, context=context)
+    by_length = (first.mask.sum(1) + second.mask.sum(1)).argsort(stable=True)
+    indices = by_length.split(max(len(part.which) for part in parts))
+    return at_once, [(first.part(some), second.part(some)) for some in indices]
 
 
 def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, context: Context) -> int:
@@ -194,8 +246,8 @@ def check_responses(model: Model, task: ResponseTask) -> None:
 
 def share_known(model: Model, task: ResponseTask, context: Context | None = None) -> float:
     """The share of the response tokens that are the model's first choice, from 0 to 1. Cost: 1 forward."""
-    n_tokens = sum(len(example.response_ids) for example in task.examples)
-    return float(_hits(model, task, context).sum()) / n_tokens
+    scores = _without_gates(model, task, context)
+    return float(scores.hits.sum() / scores.tokens.sum())
 
 
 def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = None, n_examples: int = 64) -> None:
@@ -207,11 +259,10 @@ def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = 
     if not is_main():  # with several processes, only one of them warns
         return
     task = replace(task, examples=task.examples[:n_examples])
-    hits = _hits(model, task, context)
-    counts = torch.tensor([len(example.response_ids) for example in task.examples])
-    if warning := hardly_known(model.name, task, float(hits.sum() / counts.sum())):
+    scores = _without_gates(model, task, context)
+    if warning := hardly_known(model.name, task, float(scores.hits.sum() / scores.tokens.sum())):
         # The example is quoted and not numbered: the task may hold only the examples that were drawn for the fit.
-        worst = task.examples[int((hits / counts).argmin())]
+        worst = task.examples[int((scores.hits[0] / scores.tokens).argmin())]
         warnings.warn(
             f"{warning} One response that it does not know is {worst.response[:40]!r} after {worst.prompt[-60:]!r}.",
             GatelensWarning,
@@ -219,14 +270,5 @@ def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = 
         )
 
 
-def _hits(model: Model, task: ResponseTask, context: Context | None) -> Float[Tensor, " example"]:
-    """How many tokens of each response are the model's first choice."""
-    open_gates = torch.ones(1, model.n_layers, model.n_heads)
-    hits = torch.zeros(len(task))
-    for batch in task.batches(16):
-        predicts, examples, targets = places(batch)
-        with torch.no_grad():
-            logits = run_heads(model, batch.tokens, open_gates, mask=batch.mask, logits_at=predicts, context=context)[0]
-        is_hit = (logits.argmax(-1).cpu()[:, None] == targets).any(1).float()
-        hits[batch.which] = torch.zeros(len(batch.which)).index_add(0, examples, is_hit)
-    return hits
+def _without_gates(model: Model, task: ResponseTask, context: Context | None) -> ResponseScores:
+    return score_responses(model, task, torch.ones(1, model.n_layers, model.n_heads), context=context)

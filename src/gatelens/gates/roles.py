@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -28,13 +28,19 @@ class HeadRoles:
         gates: G, fitted without a penalty.
         plus: G+, fitted with a reward for open gates.
         minus: G-, fitted with a reward for closed gates.
-        losses: mean NLL of the target tokens in every update; the fits are G, G+ and G-.
+        losses: mean NLL of the target tokens in every update; the fits are G, G+ and G-. It is nan in updates that
+            were not made because no gate moved any more.
     """
 
     gates: Float[Tensor, "seed layer head"]
     plus: Float[Tensor, "seed layer head"]
     minus: Float[Tensor, "seed layer head"]
     losses: Float[Tensor, "fit update seed"]
+
+    @property
+    def updates(self) -> Int[Tensor, "fit seed"]:
+        """How many updates each fit had: all, or fewer if its gates stood still before (`FitSettings.patience`)."""
+        return (~self.losses.isnan()).sum(1)
 
     @property
     def facilitation(self) -> Float[Tensor, "seed layer head"]:
@@ -75,6 +81,21 @@ class HeadRoles:
 
 
 @dataclass(frozen=True, eq=False)
+class ContrastAccuracy:
+    """The share of response tokens that are the model's first choice, mean over held-out examples; from 0 to 1.
+
+    Arguments:
+        keep, lose: of the responses to keep and to lose, under the gates.
+        keep_open, lose_open: the same with all gates open.
+    """
+
+    keep: Float[Tensor, " seed"]
+    lose: Float[Tensor, " seed"]
+    keep_open: float
+    lose_open: float
+
+
+@dataclass(frozen=True, eq=False)
 class Contrast:
     """Gates that keep the responses of one task and lose those of another, and their effect on held-out examples.
 
@@ -87,6 +108,7 @@ class Contrast:
         lose: log-probability of the responses to lose, under the gates.
         keep_open: log-probability of the responses to keep, with all gates open.
         lose_open: log-probability of the responses to lose, with all gates open.
+        accuracy: how often the responses are predicted; None in runs of early versions.
     """
 
     gates: Float[Tensor, "seed layer head"]
@@ -95,3 +117,4 @@ class Contrast:
     lose: Float[Tensor, " seed"]
     keep_open: float
     lose_open: float
+    accuracy: ContrastAccuracy | None = None

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import check_responses, parts_at_once, response_log_probs
+from gatelens.gates.responses import check_responses, cut, response_log_probs
 from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -143,7 +143,7 @@ def _change(
     rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in distinct[1:]])
     changes = torch.zeros(len(distinct), dtype=model.wide_dtype)
     with torch.no_grad():
-        for part in parts_at_once(model, batch, len(rows)):
+        for part in cut(model, batch, len(rows), grad=False, context=context)[1]:
             ablated, retained = response_log_probs(model, part, rows, context=context).chunk(2)
             changes[1:] += (ablated - retained).sum(1).cpu()
     return changes[[distinct.index(n) for n in counts]]

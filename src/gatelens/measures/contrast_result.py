@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.roles import Contrast
+from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.methods.contrast import ContrastSettings
 from gatelens.model.components import Head
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
@@ -35,6 +35,11 @@ class TwoTaskSettings(ContrastSettings):
 
     n: int = Field(64, ge=2, description="examples of each task, including those that are held out")
     memory_gb: float = Field(MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {**values, "n": n}
+        for (name, values), n in zip(ContrastSettings.presets.items(), (64, 32, 256), strict=True)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +75,9 @@ class ContrastRecord(Record):
     lose_open: float = Field(description="log-probability of the responses to lose, all gates open")
     keep_gated: float | None = Field(None, description="log-probability of the responses to keep, under the gates")
     lose_gated: float | None = Field(None, description="log-probability of the responses to lose, under the gates")
+    accuracy: dict[str, float] = Field(
+        {}, description="share of response tokens predicted: keep, lose (under the gates), keep_open, lose_open"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -88,6 +96,8 @@ def save_contrast(result: ContrastResult, run: RunFolder) -> None:
     contrast = result.contrast
     if run.path is not None and is_main():
         tensors = {name: getattr(contrast, name) for name in ("gates", "losses", "keep", "lose")}
+        if contrast.accuracy is not None:
+            tensors |= {f"accuracy.{name}": getattr(contrast.accuracy, name) for name in ("keep", "lose")}
         write_tensors(run.path / _TENSORS, tensors)
         seeds = [f"seed {seed}" for seed in range(len(contrast.gates))]
         write_csv(run.path / "gates.csv", ["head", "mean", *seeds], _gate_records(contrast.gates))
@@ -98,6 +108,7 @@ def save_contrast(result: ContrastResult, run: RunFolder) -> None:
         lose_open=contrast.lose_open,
         keep_gated=float(contrast.keep.mean()),
         lose_gated=float(contrast.lose.mean()),
+        accuracy=_mean_accuracies(contrast.accuracy),
     )
     run.finish(record.model_dump(mode="json"))
 
@@ -111,8 +122,36 @@ def load_contrast(folder: str | Path) -> ContrastResult:
         by_seed = {name: tensors[name] for name in ("gates", "losses", "keep", "lose")}
     except KeyError as error:
         raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
-    contrast = Contrast(**by_seed, keep_open=record.keep_open, lose_open=record.lose_open)
+    accuracy = None
+    if record.accuracy:
+        accuracy = ContrastAccuracy(
+            keep=tensors["accuracy.keep"],
+            lose=tensors["accuracy.lose"],
+            keep_open=record.accuracy["keep_open"],
+            lose_open=record.accuracy["lose_open"],
+        )
+    contrast = Contrast(
+        by_seed["gates"],
+        by_seed["losses"],
+        by_seed["keep"],
+        by_seed["lose"],
+        record.keep_open,
+        record.lose_open,
+        accuracy,
+    )
     return ContrastResult(record.model, record.keep, record.lose, record.settings, contrast, record.seconds)
+
+
+def _mean_accuracies(accuracy: ContrastAccuracy | None) -> dict[str, float]:
+    """The accuracies of a result, means over seeds."""
+    if accuracy is None:
+        return {}
+    return {
+        "keep": float(accuracy.keep.mean()),
+        "lose": float(accuracy.lose.mean()),
+        "keep_open": accuracy.keep_open,
+        "lose_open": accuracy.lose_open,
+    }
 
 
 def _gate_records(gates: Tensor) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -37,10 +37,19 @@ class RolesSettings(HeadGatingSettings):
     """The settings of `find_roles` and ``gatelens gate``: what to fit on, how, and how many heads to ablate."""
 
     n: int = Field(128, ge=1, description="examples to fit gates on")
-    held_out: int = Field(64, ge=1, description="further examples for the ablation")
+    held_out: int = Field(32, ge=1, description="further examples for the ablation")
     most: int = Field(50, ge=1, description="ablate up to this many heads")
-    every: int = Field(1, ge=1, description="step between two numbers of ablated heads")
+    every: int = Field(10, ge=1, description="step between two numbers of ablated heads")
     memory_gb: float = Field(MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {**HeadGatingSettings.presets[name], "n": n, "held_out": held_out, "most": 50, "every": every}
+        for name, n, held_out, every in (
+            ("standard", 128, 32, 10),
+            ("quick", 64, 8, 25),
+            ("published", 1024, 64, 5),
+        )
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,12 @@ Head Gating", arXiv 2505.13737.)
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
@@ -19,13 +23,14 @@ from gatelens.gates.fitting import (
     FitSettings,
     Objective,
     Schedule,
+    Work,
     check_rates,
     draw_batch,
     fit_gates,
     uniform_start,
 )
-from gatelens.gates.responses import check_responses, mean_log_probs, nll, rows_at_once, warn_if_unknown
-from gatelens.gates.roles import Contrast
+from gatelens.gates.responses import check_responses, cut_pairs, nll, score_responses, warn_if_unknown
+from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import use_bfloat16
@@ -35,10 +40,25 @@ from gatelens.tasks.batches import as_responses, split
 
 
 class ContrastSettings(FitSettings):
-    """How contrastive gates are fitted. A batch has ``batch`` examples of each of the two tasks."""
+    """How contrastive gates are fitted. A batch has ``batch`` examples of each of the two tasks.
 
+    The defaults but for the sizes are those of the paper; its sizes are the preset ``published``.
+    """
+
+    objective: Literal["difference", "hinge"] = Field(
+        "difference", description="the published loss, or a hinge at the NLL of a blind guess (`fit_contrast`)"
+    )
+    margin: float = Field(5.0, gt=0, description="the published loss: a larger difference is not rewarded, in nats")
+    penalty: float = Field(0.1, ge=0, description="the published loss: reward for open gates, in nats per logit")
+    clamp: float = Field(4.0, gt=0, description="gate logits beyond this are not rewarded further")
     rate: tuple[float, float] = Field((0.1, 0.01), description="learning rates: start and end")
     held_out: float = Field(0.25, gt=0, lt=1, description="share of the examples that are held out for evaluation")
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "standard": {"seeds": 3, "updates": 40, "batch": 8, "paired": True},
+        "quick": {"seeds": 2, "updates": 15, "batch": 4, "paired": True},
+        "published": {"seeds": 1, "updates": 500, "batch": 64},
+    }
 
     _check_rates = field_validator("rate")(check_rates)
 
@@ -53,8 +73,11 @@ def fit_contrast(
 ) -> Contrast:
     """Fit gates that keep the responses of one task and lose those of another, and evaluate them on held-out examples.
 
-    The loss is ``NLL(keep) + max(0, ceiling - NLL(lose))``, each a mean over examples of the mean NLL per token. The
-    ceiling is the NLL of a uniform guess among all tokens: an example that is lost beyond it is not rewarded further.
+    Both losses are means over examples of the mean NLL per token. The published loss, ``difference``, is ``NLL(keep) -
+    NLL(lose)``. Where the response to lose is less probable than the response to keep by more than the margin, the
+    difference counts as minus the margin, and only NLL(keep) has a gradient, as in the authors' code. Example i of one
+    task is compared with example i of the other. Open gates are rewarded. The ``hinge`` is ``NLL(keep) + max(0, ceiling
+    - NLL(lose))`` without a reward, with the NLL of a uniform guess among all tokens as the ceiling.
 
     Arguments:
         keep: the task whose responses are kept.
@@ -69,59 +92,109 @@ def fit_contrast(
     tasks = as_responses(keep), as_responses(lose)
     for task in tasks:
         check_responses(model, task)
-        warn_if_unknown(model, task, context)
     (keep_train, keep_test), (lose_train, lose_test) = (hold_out(task, settings.held_out) for task in tasks)
-    # 1. One fit for each seed of this process.
+    for task in tasks:
+        warn_if_unknown(model, task, context)
+    gates, losses = fit_contrast_gates(model, keep_train, lose_train, settings, context=context)
+    return evaluate_contrast(model, keep_test, lose_test, gates, losses, batch=settings.batch, context=context)
+
+
+def fit_contrast_gates(
+    model: Model, keep: ResponseTask, lose: ResponseTask, settings: ContrastSettings, *, context: Context
+) -> tuple[Float[Tensor, "seed layer head"], Float[Tensor, "update seed"]]:
+    """Fit contrastive gates on all examples of both tasks.
+
+    Arguments:
+        keep: the task whose responses are kept.
+        lose: the task whose responses are lost. It has as many examples, in the same order.
+
+    Returns:
+        The gates, and the loss of every update.
+    """
+    if len(keep) != len(lose):
+        raise GatelensError(
+            f"{keep.name} has {len(keep)} examples to keep and {lose.name} has {len(lose)} to lose: give both the same "
+            "number."
+        )
     processes = Processes(model.device)
     seeds = processes.share(settings.seeds)
     start = uniform_start(model, [settings.seed + seed for seed in seeds])
-    schedule = Schedule(settings.updates, settings.rate, settings.accumulate)
     names = FitNames("contrast", [f"contrast-{seed}" for seed in seeds], processes.name)
-    objective = _objective(model, (keep_train, lose_train), settings, len(seeds), context)
-    logits, losses = fit_gates(start, objective, schedule, names, context)
-    # 2. The seeds of all processes, on held-out examples; the last row has all gates open.
-    gates = processes.gather(logits.sigmoid(), settings.seeds)
-    history = processes.gather(losses.T, settings.seeds).T
-    evaluated = torch.cat([gates, torch.ones_like(gates[:1])])
-    keep_test_log_probs, lose_test_log_probs = (
-        mean_log_probs(model, task, evaluated, batch=settings.batch, context=context).to(evaluated)
-        for task in (keep_test, lose_test)
-    )
+    objective = _objective(model, (keep, lose), settings, settings.orders(seeds), context)
+    logits, losses = fit_gates(start, objective, Schedule.of(settings, settings.rate), names, context)
+    return processes.gather(logits.sigmoid(), settings.seeds), processes.gather(losses.T, settings.seeds).T
+
+
+def evaluate_contrast(
+    model: Model,
+    keep: ResponseTask,
+    lose: ResponseTask,
+    gates: Float[Tensor, "seed layer head"],
+    losses: Float[Tensor, "update seed"],
+    *,
+    batch: int = 16,
+    context: Context,
+) -> Contrast:
+    """The effect of contrastive gates on examples that they were not fitted on. Cost: 1 forward for each row.
+
+    Arguments:
+        keep, lose: the held-out examples.
+        gates, losses: what `fit_contrast_gates` returned.
+        batch: examples in a batch.
+    """
+    rows = torch.cat([gates, torch.ones_like(gates[:1])])  # the last row has all gates open
+    kept, lost = (score_responses(model, task, rows, batch=batch, context=context) for task in (keep, lose))
+    keep_log_probs, lose_log_probs = (scores.log_probs.mean(1).to(gates) for scores in (kept, lost))
     return Contrast(
         gates,
-        history,
-        keep=keep_test_log_probs[:-1],
-        lose=lose_test_log_probs[:-1],
-        keep_open=float(keep_test_log_probs[-1]),
-        lose_open=float(lose_test_log_probs[-1]),
+        losses,
+        keep=keep_log_probs[:-1],
+        lose=lose_log_probs[:-1],
+        keep_open=float(keep_log_probs[-1]),
+        lose_open=float(lose_log_probs[-1]),
+        accuracy=ContrastAccuracy(
+            keep=kept.accuracy[:-1],
+            lose=lost.accuracy[:-1],
+            keep_open=float(kept.accuracy[-1]),
+            lose_open=float(lost.accuracy[-1]),
+        ),
     )
 
 
 def _objective(
-    model: Model, tasks: tuple[ResponseTask, ResponseTask], settings: ContrastSettings, rows: int, context: Context
+    model: Model,
+    tasks: tuple[ResponseTask, ResponseTask],
+    settings: ContrastSettings,
+    orders: Sequence[int],
+    context: Context,
 ) -> Objective:
-    """The loss of `fit_contrast`, without a penalty.
+    """The loss of `fit_contrast`.
 
     Arguments:
         tasks: the examples to keep and to lose.
-        rows: how many rows are fitted.
+        orders: for each row, the seed of its order of the examples.
     """
     bfloat16 = use_bfloat16(model.device, settings.autocast)
     ceiling = math.log(model.hf.config.vocab_size)
     half = context.with_memory(context.memory_gb / 2)  # a row holds the activations of two batches
+    is_published = settings.objective == "difference"
 
-    def batches(number: int) -> list[ResponseBatch]:
-        return [draw_batch(task, settings.batch, number, settings.seed) for task in tasks]
+    def work(number: int, order: int, rows: int) -> Work:
+        keep, lose = (draw_batch(task, settings.batch, number, order) for task in tasks)
+        at_once, parts = cut_pairs(model, keep, lose, rows, context=half)
+        return Work(at_once, [partial(share, *part, len(keep.which)) for part in parts])
 
-    def loss(number: int, gates: Tensor) -> Tensor:
-        # The ceiling is applied to each example, so that nothing depends on how examples are split into batches.
-        keep_nll, lose_nll = (nll(model, batch, gates, bfloat16) for batch in batches(number))
-        return keep_nll.mean(1) + (ceiling - lose_nll).clamp(min=0).mean(1)
+    def share(keep: ResponseBatch, lose: ResponseBatch, size: int, gates: Tensor) -> Tensor:
+        # Both losses are those of single examples, so that nothing depends on how examples are split into parts.
+        kept, lost = (nll(model, batch, gates, bfloat16) for batch in (keep, lose))
+        if is_published:
+            losses = kept - torch.minimum(lost, kept.detach() + settings.margin)
+        else:
+            losses = kept + (ceiling - lost).clamp(min=0)
+        return losses.sum(1) / size
 
-    def at_once(number: int) -> int:
-        return min(rows_at_once(model, batch, grad=True, context=half) for batch in batches(number))
-
-    return Objective(loss, at_once, penalties=torch.zeros(rows))
+    penalty = settings.penalty if is_published else 0.0
+    return Objective(work, orders, torch.full((len(orders),), penalty), settings.clamp)
 
 
 def hold_out(task: ResponseTask, share: float) -> tuple[ResponseTask, ResponseTask]:

@@ -8,9 +8,12 @@ reward. (Nam et al., "Causal Head Gating", arXiv 2505.13737.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
@@ -19,28 +22,39 @@ from gatelens.gates.fitting import (
     FitSettings,
     Objective,
     Schedule,
+    Work,
     check_rates,
     draw_batch,
     fit_gates,
     uniform_start,
 )
-from gatelens.gates.responses import check_responses, mean_nll, rows_at_once, warn_if_unknown
+from gatelens.gates.responses import check_responses, cut, nll, warn_if_unknown
 from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.runtime.processes import Processes
-from gatelens.tasks.base import CircuitTask, ResponseTask
+from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 from gatelens.tasks.batches import as_responses
 
 
 class HeadGatingSettings(FitSettings):
-    """How gates are fitted, three times for each seed. The defaults are those of the paper."""
+    """How gates are fitted, three times for each seed.
+
+    The learning rates, the penalty and the clamp are those of the paper. Its sizes are the preset ``published``: 10
+    seeds, 500 updates of batches of 64, and seeds that see the examples in different orders. The defaults are smaller.
+    """
 
     penalty: float = Field(0.1, ge=0, description="reward for open (G+) or closed (G-) gates, in nats per logit")
     clamp: float = Field(4.0, gt=0, description="gate logits beyond this are not rewarded further")
     first_rate: tuple[float, float] = Field((0.1, 0.01), description="learning rates of G: start and end")
     second_rate: tuple[float, float] = Field((0.5, 0.1), description="learning rates of G+ and G-: start and end")
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "standard": {"seeds": 3, "updates": 40, "batch": 8, "paired": True},
+        "quick": {"seeds": 2, "updates": 15, "batch": 4, "paired": True},
+        "published": {"seeds": 10, "updates": 500, "batch": 64, "paired": False},
+    }
 
     _check_rates = field_validator("first_rate", "second_rate")(check_rates)
 
@@ -72,17 +86,20 @@ def fit_head_gates(
     responses = as_responses(task)
     check_responses(model, responses)
     warn_if_unknown(model, responses, context)
-    fit = _Fit(model, responses, settings, context, use_bfloat16(model.device, settings.autocast))
     processes = Processes(model.device)
     seeds = processes.share(settings.seeds)
+    orders = settings.orders(seeds)
     # 1. G, with no penalty.
     start = uniform_start(model, [settings.seed + seed for seed in seeds])
     names = FitNames("G", [f"gates-{seed}" for seed in seeds], processes.name)
-    plain, losses = fit.run(start, settings.first_rate, torch.zeros(len(seeds)), names)
+    objective = nll_objective(model, responses, settings, orders, torch.zeros(len(seeds)), context)
+    plain, losses = fit_gates(start, objective, Schedule.of(settings, settings.first_rate), names, context)
     # 2. G+ and G-, both from G. They are rows of the same batches.
     penalties = settings.penalty * torch.tensor([1.0] * len(seeds) + [-1.0] * len(seeds))
     names = FitNames("G+ and G-", [f"{sign}-{seed}" for sign in ("plus", "minus") for seed in seeds], processes.name)
-    both, both_losses = fit.run(torch.cat([plain, plain]), settings.second_rate, penalties, names)
+    objective = nll_objective(model, responses, settings, [*orders, *orders], penalties, context)
+    schedule = Schedule.of(settings, settings.second_rate)
+    both, both_losses = fit_gates(torch.cat([plain, plain]), objective, schedule, names, context)
     # 3. The seeds of all processes.
     plus, minus = both.tensor_split(2)
     gates = processes.gather(torch.stack([plain, plus, minus], 1).sigmoid(), settings.seeds)
@@ -91,28 +108,28 @@ def fit_head_gates(
     return HeadRoles(gates[:, 0], gates[:, 1], gates[:, 2], history)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """What the three fits have in common."""
+def nll_objective(
+    model: Model,
+    task: ResponseTask,
+    settings: HeadGatingSettings,
+    orders: Sequence[int],
+    penalties: Float[Tensor, " row"],
+    context: Context,
+) -> Objective:
+    """What all three fits minimise: the mean over examples of the mean NLL of the target tokens, and a penalty.
 
-    model: Model
-    task: ResponseTask
-    settings: HeadGatingSettings
-    context: Context
-    bfloat16: bool
+    Arguments:
+        orders: for each row, the seed of its order of the examples.
+        penalties: for each row, the reward for open gates; below 0, for closed gates.
+    """
+    bfloat16 = use_bfloat16(model.device, settings.autocast)
 
-    def run(
-        self, start: Tensor, rates: tuple[float, float], penalties: Tensor, names: FitNames
-    ) -> tuple[Tensor, Tensor]:
-        """Gate logits after all updates (row, layer, head), and the losses (update, row)."""
-        objective = Objective(self._loss, self._rows_at_once, penalties, self.settings.clamp)
-        schedule = Schedule(self.settings.updates, rates, self.settings.accumulate)
-        return fit_gates(start, objective, schedule, names, self.context)
+    def work(number: int, order: int, rows: int) -> Work:
+        batch = draw_batch(task, settings.batch, number, order)
+        at_once, parts = cut(model, batch, rows, grad=True, context=context)
+        return Work(at_once, [partial(_share, part, len(batch.which)) for part in parts])
 
-    def _loss(self, number: int, gates: Tensor) -> Tensor:
-        batch = draw_batch(self.task, self.settings.batch, number, self.settings.seed)
-        return mean_nll(self.model, batch, gates, self.bfloat16)
+    def _share(part: ResponseBatch, size: int, gates: Tensor) -> Tensor:
+        return nll(model, part, gates, bfloat16).sum(1) / size
 
-    def _rows_at_once(self, number: int) -> int:
-        batch = draw_batch(self.task, self.settings.batch, number, self.settings.seed)
-        return rows_at_once(self.model, batch, grad=True, context=self.context)
+    return Objective(work, orders, penalties, settings.clamp)

@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, get_args, get_origin
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -21,6 +21,10 @@ from gatelens.errors import GatelensError
 
 EXECUTION: dict[str, Any] = {"execution": True}
 """Mark a field that changes how a job runs but not its numbers: ``Field(default=4.0, json_schema_extra=EXECUTION)``."""
+
+ADDED: dict[str, Any] = {"added": True}
+"""Mark a field that earlier versions did not have. With its default it is not part of a request, so that runs and
+studies of earlier versions can be resumed: ``Field(default=None, json_schema_extra=ADDED)``."""
 
 
 class Settings(BaseModel):
@@ -36,6 +40,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), validate_default=False
     )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values of several fields under one name, such as the sizes that a paper uses. `preset` makes settings of them."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -57,14 +63,41 @@ class Settings(BaseModel):
             key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in values.items()
         }
 
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Settings with the values of a preset. All other fields have their defaults.
+
+        Example:
+            settings = HeadGatingSettings.preset("published", seeds=5)
+
+        Arguments:
+            name: the name of the preset.
+            changes: fields that have other values than in the preset.
+        """
+        return cls(**{**cls.preset_values(name), **changes})
+
+    @classmethod
+    def preset_values(cls, name: str) -> Mapping[str, Any]:
+        """The fields that a preset sets, with their values."""
+        if name not in cls.presets:
+            raise GatelensError(unknown_name("preset", name, cls.presets))
+        return cls.presets[name]
+
     def replace(self, **changes: Any) -> Self:
         """The same settings with some of them changed. The result is checked again."""
         return type(self)(**{**dict(self), **changes})
 
     def identity(self) -> dict[str, Any]:
-        """What decides the numbers, as plain JSON: all fields except those marked with `EXECUTION`."""
+        """What decides the numbers, as plain JSON.
+
+        These are all fields except those marked with `EXECUTION`, and those with their default marked with `ADDED`.
+        """
         fields = type(self).model_fields
-        return self.model_dump(mode="json", exclude={name for name in fields if _is_execution(fields[name])})
+        left_out = {name for name, field in fields.items() if _is_marked(field, EXECUTION)}
+        left_out |= {
+            name for name, field in fields.items() if _is_marked(field, ADDED) and getattr(self, name) == field.default
+        }
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +234,6 @@ _PLAIN = {
 }
 
 
-def _is_execution(field: FieldInfo) -> bool:
+def _is_marked(field: FieldInfo, mark: Mapping[str, Any]) -> bool:
     extra = field.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("execution"))
+    return isinstance(extra, dict) and all(extra.get(key) == value for key, value in mark.items())

@@ -161,9 +161,9 @@ class ResponseBatch:
         """Split the batch into parts with less padding: examples of similar length, about `tokens` tokens in each."""
         order = self.mask.sum(1).argsort(stable=True)
         size = -(-tokens // self.tokens.shape[1])
-        return [self._part(indices) for indices in order.split(max(1, size))]
+        return [self.part(indices) for indices in order.split(max(1, size))]
 
-    def _part(self, indices: Tensor) -> "ResponseBatch":
+    def part(self, indices: Tensor) -> "ResponseBatch":
         """The examples with these indices, without the positions at which all of them are padded."""
         used = self.mask[indices].any(0).nonzero()
         cut = slice(int(used[0]), int(used[-1]) + 1)

@@ -58,6 +58,14 @@ class TestMeaning:
         wanted = [name.format(label) for label in ("small", "sparse") for name in pair] + ["roles-syntax-big"]
         assert read(tmp_path, WHOLE) == wanted
 
+    def test_a_preset_gives_way_to_other_settings(self, tmp_path: Path) -> None:
+        section = 'preset = "published"\nseeds = [2, 10]\n[gate.task.syntax]\npreset = "quick"\nupdates = 7'
+        names = read(tmp_path, WHOLE.replace("first_rate = [0.2, 0.02]", section))
+        cells = {cell.name: cell.settings for cell in read_study(tmp_path / "study.toml").cells}
+        assert cells[names[-1]] == RolesSettings.preset("quick", updates=7)  # the task's preset replaces the seeds
+        with pytest.raises(GatelensError, match=r"gate\.preset: no preset of gate 'fast'"):
+            read(tmp_path, WHOLE.replace("first_rate = [0.2, 0.02]", 'preset = "fast"'))
+
     def test_settings_of_tasks_and_models(self, tmp_path: Path) -> None:
         read(tmp_path, WHOLE)
         study = read_study(tmp_path / "study.toml")

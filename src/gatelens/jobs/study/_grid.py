@@ -78,12 +78,15 @@ def _settings(part: Override | None, place: KeyPath, job: Job) -> dict[str, Any]
     """The settings that a part of the file gives, in the order of the file: values, or lists of values."""
     if part is None:
         return {}
-    settings = part.model_extra or {}
+    settings = dict(part.model_extra or {})
+    preset = settings.pop("preset", None)
+    if preset is not None and not (isinstance(preset, str) and preset in job.settings.presets):
+        raise (place / "preset").unknown(f"preset of {job.kind}", preset, job.settings.presets)
     for name in settings:
         if name not in job.settings.model_fields:
             known = [*type(part).model_fields, *job.settings.model_fields]
             raise (place / name).unknown(f"setting of {job.kind}", name, known)
-    return settings
+    return settings if preset is None else {**job.settings.presets[preset], **settings}
 
 
 def _values(place: KeyPath, value: Any, job: Job) -> list[Any]:
