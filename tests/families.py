@@ -6,6 +6,7 @@ clipping and soft-capping have an effect, and key-value heads are shared whereve
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from gatelens.model import Model
 from gatelens.model.anatomy import describe
+from gatelens.sparse.in_model import GateValues, make_sparse
 
 VOCAB = 100
 WINDOW = 4
@@ -57,6 +59,19 @@ def tiny(family: str, seed: int = 0, **config: Any) -> Model:
     hf = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(made)
     _randomise(hf, seed)
     return wrap(hf, f"tiny-{family}")
+
+
+def sparse_model(family: str) -> tuple[Model, GateValues]:
+    """A model with random gates, about half of which are open."""
+    model = wrap(copy.deepcopy(tiny(family).hf), f"sparse-{family}")
+    anatomy, generator = model.anatomy, torch.Generator().manual_seed(0)
+    sizes = {"bias": (), "query": (anatomy.width,), "key": (anatomy.width,), "rest": (anatomy.head_dim,)}
+    drawn = {
+        name: torch.randn(model.n_layers, model.n_heads, *size, generator=generator) for name, size in sizes.items()
+    }
+    gates = GateValues("probability", drawn["bias"] + 2.0, 0.3 * drawn["query"], 0.3 * drawn["key"], drawn["rest"])
+    make_sparse(model.hf, **vars(gates))
+    return model, gates
 
 
 def wrap(hf: nn.Module, name: str = "tiny") -> Model:

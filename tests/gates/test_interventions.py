@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import LENGTH, prompts, tiny, wrap
+from families import LENGTH, prompts, sparse_model, tiny, wrap
 from test_hooks import traces
-from test_levels_of_sparse_models import sparse_model
 from torch import Tensor
 from toys import random_task
 

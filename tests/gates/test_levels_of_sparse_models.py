@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from families import LENGTH, prompts, tiny, wrap
+from families import LENGTH, prompts, sparse_model, tiny
 from torch import Tensor
 from toys import PLAIN, plain_run, random_task
 
@@ -18,24 +16,11 @@ from gatelens.gates.edge_runs import capture_components, run_edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import capture
 from gatelens.model.graph import Graph
-from gatelens.sparse.in_model import GateValues, dense_attention, make_sparse
+from gatelens.sparse.in_model import dense_attention
 from gatelens.sparse.recording import record_open
 
 CLOSE = {"rtol": 1e-4, "atol": 5e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt
-
-
-def sparse_model(family: str) -> tuple[Model, GateValues]:
-    """A model with random gates, about half of which are open."""
-    model = wrap(copy.deepcopy(tiny(family).hf), f"sparse-{family}")
-    anatomy, generator = model.anatomy, torch.Generator().manual_seed(0)
-    sizes = {"bias": (), "query": (anatomy.width,), "key": (anatomy.width,), "rest": (anatomy.head_dim,)}
-    drawn = {
-        name: torch.randn(model.n_layers, model.n_heads, *size, generator=generator) for name, size in sizes.items()
-    }
-    gates = GateValues("probability", drawn["bias"] + 2.0, 0.3 * drawn["query"], 0.3 * drawn["key"], drawn["rest"])
-    make_sparse(model.hf, **vars(gates))
-    return model, gates
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ def circuit(
     """Find the heads or edges that do a task: score them, keep the top k, and measure how much they explain."""
     from rich.console import Console
 
+    from gatelens.cli.head_table import head_table
     from gatelens.cli.tables import Bars, circuit_table
     from gatelens.jobs.circuit import find_circuit, memory_estimate
 
@@ -40,6 +41,8 @@ def circuit(
     with Bars(console) as bars:
         options = task_options(option, skip_bad)
         result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense, progress=bars)
+    if result.heads is not None:
+        console.print(head_table(result.heads))
     console.print(circuit_table(result))
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 

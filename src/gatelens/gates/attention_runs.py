@@ -80,6 +80,29 @@ def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def attention_of_query(model: Model, tokens: Tensor, query: int = -1) -> tuple[Tensor, Tensor]:
+    """The attention of one query, as in `attention_patterns`: (prompt, layer, head, key), on the CPU.
+
+    Memory grows with the length of the prompts and not with its square, except for the layer that runs. Cost: 1
+    forward.
+    """
+    weights: list[Tensor] = []
+    edges: list[Tensor] = []
+
+    def keep(p: Tensor, exists: Tensor, v: Tensor) -> Tensor:
+        edges.append(exists.expand_as(p)[..., query, :].cpu())
+        return p @ v
+
+    def keep_weights(p: Tensor) -> None:
+        weights.append(p[..., query, :].cpu())
+
+    with Hooks() as hooks:
+        _intercept(model, hooks, [keep] * model.n_layers, before_gates=keep_weights)
+        forward(model, tokens, None, hooks, "last")
+    return torch.stack(weights, 1), torch.stack(edges, 1)
+
+
+@torch.no_grad()
 def run_attention(
     model: Model,
     tokens: Int[Tensor, "prompt position"],

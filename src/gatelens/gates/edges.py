@@ -52,6 +52,11 @@ class EdgeScores(SharedScores):
         edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
         return edge, f"{self.graph.source_names[edge.source]} -> {self.graph.destination_names[edge.destination]}"
 
+    def head_weights(self) -> Float[Tensor, "layer head"]:
+        """The sum of the absolute scores of the edges that leave each head."""
+        leaving = (self.scores.abs() * self.graph.edges).sum(1)
+        return torch.stack([leaving[self.graph.heads(layer)] for layer in range(self.graph.n_layers)]).float()
+
 
 class Edges(SharedLevel[EdgeScores]):
     """Gates on edges between components."""

@@ -143,6 +143,10 @@ class Scores(ABC):
         """A score for each head, for a heat map; None if the gates do not belong to heads."""
         return None
 
+    def head_weights(self) -> Float[Tensor, "layer head"] | None:
+        """A number that ranks heads, by its absolute value; None if the gates have nothing to do with heads."""
+        return self.by_head()
+
 
 S = TypeVar("S", bound=Scores)
 

@@ -13,7 +13,9 @@ from gatelens.gates.level import Scores
 from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
 from gatelens.measures.curves import Curve, explained_effect, pool
+from gatelens.measures.describe import best_heads, describe
 from gatelens.measures.example import save_example
+from gatelens.measures.head_table import HeadTable
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import Validity, agreement_with_patching, complement_effect, overlap
 from gatelens.model import Model
@@ -26,6 +28,7 @@ from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
 CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
+DESCRIBED_PROMPTS = 32  # what heads do is measured on at most this many prompts
 _ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
 
 
@@ -63,7 +66,7 @@ def find_circuit(
         # Pieces are batches, which another memory budget would cut differently.
         contexts = {
             name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
-            for name in ("validity", *(f"seed-{seeded.seed}" for seeded in tasks))
+            for name in ("validity", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
         }
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
         # 1. A score for every gate.
@@ -81,6 +84,8 @@ def find_circuit(
         curve = pool(curves)
         # 3. How far it can be trusted.
         validity = _validate(circuits[0], scores, curves[0], curve, settings, contexts["validity"])
+        # 4. What the best heads do.
+        heads = _describe(model, tasks[0], scores[0], settings, contexts["heads"])
         result = CircuitResult(
             model.name,
             tasks[0].name,
@@ -92,8 +97,9 @@ def find_circuit(
             sparse=is_sparse(model.hf),
             dense=dense,
             graph=Graph.of(model.anatomy),
+            heads=heads,
         )
-        # 4. The files, the summary last.
+        # 5. The files, the summary last.
         if run.path is not None:
             record = save_circuit(result, model, run.path)
             save_example(model, tasks[0], run.path)
@@ -139,6 +145,14 @@ def _tasks(
             )
         tasks.append(seeded)
     return tasks
+
+
+def _describe(
+    model: Model, task: CircuitTask, scores: Scores, settings: CircuitSettings, context: Context
+) -> HeadTable | None:
+    """What the best heads do, on the first prompts; None if no head is asked for or gates do not belong to heads."""
+    heads = best_heads(scores, settings.describe)
+    return describe(model, take(task, DESCRIBED_PROMPTS), heads, context=context) if heads else None
 
 
 def _validate(

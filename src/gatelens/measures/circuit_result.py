@@ -5,6 +5,7 @@
 ``curve.*``             the explained effect (`curve_files`)
 ``circuit.json``        edge circuits in the format of EAP-IG (`exchange`)
 ``example.*``           some prompts with their attention (`example`)
+``heads.json``          what the best heads do (`head_table`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gatelens.gates.level import Scores
 from gatelens.measures.curve_files import load_curve, save_curve
 from gatelens.measures.curves import Curve, CurveSettings
 from gatelens.measures.exchange import write_graph
+from gatelens.measures.head_table import HeadTable, load_head_table, save_head_table
 from gatelens.measures.validity import Validity
 from gatelens.methods.registry import Method, MethodSettings, method_named, methods
 from gatelens.model import Model
@@ -50,6 +52,12 @@ class CircuitSettings(CurveSettings):
     seed: int = Field(default=0, ge=0, description="the first task seed")
     threshold: float = Field(default=0.9, gt=0, le=1, description="explained effect at which gates are counted")
     sample: int = Field(default=48, ge=0, description="gates patched exactly to check the scores (0: no check)")
+    describe: int = Field(
+        default=10,
+        ge=0,
+        description="heads to describe: where they look, what they write (0: none)",
+        json_schema_extra=EXECUTION,
+    )
     memory_gb: float = Field(default=MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
 
     def model_post_init(self, _: object) -> None:
@@ -125,6 +133,7 @@ class CircuitResult:
     sparse: bool = False  # whether the model's attention is gated
     dense: str | None = None  # the dense model that a sparse one is compared with, if it was named
     graph: Graph | None = None  # None: saved by version 0.1
+    heads: HeadTable | None = None  # what the best heads do; None if it was not asked for
 
     @property
     def count(self) -> float | None:
@@ -142,6 +151,8 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
     }
     write_tensors(folder / "scores.safetensors", tensors)
     save_curve(result.curve, folder)
+    if result.heads is not None:
+        save_head_table(result.heads, folder)
     point = result.curve.point_at(result.settings.threshold)
     if isinstance(scores := result.scores[0], EdgeScores) and point is not None:
         [order] = scores.orders(result.settings.ranking)
@@ -184,6 +195,7 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         "sparse" in record.model if record.sparse is None else record.sparse,
         record.dense,
         graph,
+        load_head_table(folder),
     )
 
 

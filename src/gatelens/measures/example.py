@@ -72,7 +72,7 @@ def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
         logits = capture(model, tokens[None], streams=False).logits[0]
         probability = widen(logits).softmax(-1)[task.answer_ids[number, 0]]
         answer = task.pairs[number].answers[0]
-        prompts.append(PromptRecord(tokens=_texts(model, tokens), answer=answer, probability=float(probability)))
+        prompts.append(PromptRecord(tokens=token_texts(model, tokens), answer=answer, probability=float(probability)))
     missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
     note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)
@@ -113,7 +113,7 @@ def _first_prompts(task: CircuitTask) -> list[tuple[int, Int[Tensor, " position"
     return sorted(prompts.items())[:_N_PROMPTS]
 
 
-def _texts(model: Model, tokens: Int[Tensor, " position"]) -> tuple[str, ...]:
+def token_texts(model: Model, tokens: Int[Tensor, " position"]) -> tuple[str, ...]:
     """Each token as text. A token that is only part of a character is shown by its name in the vocabulary."""
     texts = [str(model.tokenizer.decode([token])) for token in tokens.tolist()]
     names = model.tokenizer.convert_ids_to_tokens(tokens.tolist())

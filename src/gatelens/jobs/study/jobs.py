@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gatelens.gates import LEVELS
 from gatelens.jobs._task import Task
-from gatelens.jobs.circuit import CHECKED_PROMPTS, find_circuit, memory_estimate
+from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, find_circuit, memory_estimate
 from gatelens.jobs.roles import find_roles
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.measures.describe import describe_cost
 from gatelens.measures.roles_result import ORDERS, RolesSettings
 from gatelens.methods.registry import FORWARD_BACKWARD
 from gatelens.model import Model
@@ -108,7 +109,7 @@ def _run_circuit(
 
 
 def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> float:
-    """Forward passes of one prompt that a circuit takes: scores, curve, random curve and the check of the scores."""
+    """Forward passes of one prompt that a circuit takes: scores, curves, the check of the scores, what heads do."""
     level, method = LEVELS[settings.level], settings.chosen_method
     n_gates = level.n_gates(graph, length)
     scored = method.forwards(level, n_gates, settings.method_settings)
@@ -120,7 +121,8 @@ def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> fl
         checked = scored + level.cost.patch * min(settings.sample, n_gates)
         checked *= min(CHECKED_PROMPTS, settings.n)
     per_prompt = scored + level.cost.circuit * n_points
-    return settings.seeds * settings.n * per_prompt + settings.n * level.cost.circuit + checked
+    described = min(DESCRIBED_PROMPTS, settings.n) * describe_cost(settings.describe)
+    return settings.seeds * settings.n * per_prompt + settings.n * level.cost.circuit + checked + described
 
 
 def _load_circuit(folder: Path, dense: str | None) -> CircuitResult:
