@@ -47,8 +47,13 @@ if TYPE_CHECKING:
     from gatelens.measures.curves import explained_effect as explained_effect
     from gatelens.measures.curves import multiplier as multiplier
     from gatelens.measures.curves import pool as pool
+    from gatelens.measures.describe import describe as describe
     from gatelens.measures.exchange import read_graph as read_graph
     from gatelens.measures.exchange import write_graph as write_graph
+    from gatelens.measures.head_attention import HeadAttention as HeadAttention
+    from gatelens.measures.head_attention import attention as attention
+    from gatelens.measures.head_table import HeadLine as HeadLine
+    from gatelens.measures.head_table import HeadTable as HeadTable
     from gatelens.measures.mediation import PatchingComparison as PatchingComparison
     from gatelens.measures.mediation import compare_runs as compare_runs
     from gatelens.measures.mediation import compare_with_patching as compare_with_patching
@@ -116,6 +121,9 @@ _MODULES = {
     # measures
     "gatelens.measures.curves": ("Curve", "CurveSettings", "edges_effect", "explained_effect", "multiplier", "pool"),
     "gatelens.measures.validity": ("Validity",),
+    "gatelens.measures.describe": ("describe",),
+    "gatelens.measures.head_table": ("HeadLine", "HeadTable"),
+    "gatelens.measures.head_attention": ("HeadAttention", "attention"),
     "gatelens.measures.circuit_result": ("CircuitResult", "CircuitSettings", "load_circuit"),
     "gatelens.measures.ablation": ("AblationCurve", "ablation_curve"),
     "gatelens.measures.roles_result": ("RolesResult", "RolesSettings", "load_roles"),

@@ -185,8 +185,12 @@ class TestCircuit:
         assert run(monkeypatch, *words) == 0
         said = capsys.readouterr()
         assert "memory: about" in said.out
-        assert "edges needed for 90%" in said.out
         result = load_circuit(tmp_path / "out")
+        assert result.heads is not None
+        best = result.heads.lines[0]
+        line = next(line for line in said.out.splitlines() if f" {best.head} " in line)
+        assert f"{best.score:+.2f} ({best.low:+.2f} to {best.high:+.2f})" in line
+        assert said.out.index("what the best heads do") < said.out.index(line) < said.out.index("needed for 90%")
         assert (result.settings.level, result.settings.steps, result.task) == ("edges", 2, "induction")
         assert json.loads((tmp_path / "out" / "asked.json").read_text())["task"]["options"] == {"length": 4}
         assert run(monkeypatch, *words) == 0  # complete: shown again, not computed

@@ -21,6 +21,7 @@ import gatelens
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.jobs.circuit import memory_estimate
 from gatelens.measures.circuit_result import load_circuit
+from gatelens.measures.describe import best_heads
 from gatelens.measures.exchange import read_graph
 from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Journal
@@ -59,6 +60,8 @@ class TestResult:
         point = result.curve.point_at(0.9)
         assert result.count == result.validity.kept == float(result.curve.kept[point])
         assert result.validity.effect == pytest.approx(float(result.curve.effect[point]))
+        assert result.heads is not None
+        assert {line.head for line in result.heads.lines} == {str(head) for head in best_heads(result.scores[0], 10)}
 
     @pytest.mark.parametrize("level", ["heads", "edges", "attention"])
     def test_several_seeds_make_one_curve(self, stories: Model, level: str) -> None:
@@ -95,6 +98,7 @@ class TestResult:
         assert 0 < kept.sum() <= result.count * 2
         assert not (tmp_path / "pieces").exists()
         again = find_circuit(stories, "induction", small(level="edges", seeds=2), out=tmp_path, options=OPTIONS)
+        assert load_circuit(tmp_path).heads == result.heads
         for found in (again, load_circuit(tmp_path)):
             assert torch.equal(found.curve.metrics, result.curve.metrics)
             assert (found.validity, found.settings, found.count) == (result.validity, result.settings, result.count)

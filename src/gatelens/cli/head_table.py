@@ -42,7 +42,7 @@ def _cells(line: HeadLine) -> list[str]:
 
 def _caption(table: HeadTable) -> str:
     return (
-        f"{table.prompts} prompts. score: fall of the {table.metric} without the head, with 95 % interval; share: of the "
-        f"effect of all heads ({table.effect:+.2f}); looks at, writes: at the answer position; right, wrong: direct "
-        "logits of the answers; kind: by probes."
+        f"{table.prompts} prompts. score: fall of the {table.metric} without the head, with 95 % interval; share: of "
+        f"the effect of all heads ({table.effect:+.2f}); looks at, writes: at the answer position; right, wrong: "
+        "direct logits of the answers; kind: by probes."
     )

@@ -26,7 +26,7 @@ GRAPH, LENGTH = Graph(n_layers=2, n_heads=5, n_kv_heads=5), 8  # 10 heads
 
 
 def small(**changes: Any) -> CircuitSettings:
-    return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, "sample": 0, **changes})
+    return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, "sample": 0, "describe": 0, **changes})
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ def small(**changes: Any) -> CircuitSettings:
         (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
         (small(level="attention", method="eap"), 4 * (4 + 2 + 6 + 3) + 4),
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
+        # 10 heads described: half a forward each and 6 more
+        (small(describe=10), 4 * (2 + 5 * 2 + 6 + 3) + 4 + 4 * (5 + 6)),
     ],
 )
 def test_forwards_of_a_circuit(settings: CircuitSettings, forwards: float) -> None:
