@@ -43,7 +43,7 @@ def small(**changes: Any) -> CircuitSettings:
         # the check: scores once more, and 7 heads patched, on as many of 8 prompts as there are
         (small(sample=7, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2 + 3.5)),
         (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
-        (small(level="attention", method="eap"), 4 * (4 + 2 + 6 + 3) + 4),
+        (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 3) + 4),
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
         # 10 heads described: half a forward each and 6 more
         (small(describe=10), 4 * (2 + 5 * 2 + 6 + 3) + 4 + 4 * (5 + 6)),
