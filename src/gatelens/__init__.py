@@ -41,13 +41,16 @@ if TYPE_CHECKING:
     from gatelens.measures.contrast_result import ContrastResult as ContrastResult
     from gatelens.measures.contrast_result import TwoTaskSettings as TwoTaskSettings
     from gatelens.measures.contrast_result import load_contrast as load_contrast
+    from gatelens.measures.counts import Count as Count
+    from gatelens.measures.counts import Interval as Interval
+    from gatelens.measures.counts import Multiplier as Multiplier
     from gatelens.measures.curves import Curve as Curve
-    from gatelens.measures.curves import CurveSettings as CurveSettings
-    from gatelens.measures.curves import edges_effect as edges_effect
-    from gatelens.measures.curves import explained_effect as explained_effect
     from gatelens.measures.curves import multiplier as multiplier
     from gatelens.measures.curves import pool as pool
     from gatelens.measures.describe import describe as describe
+    from gatelens.measures.effect import CurveSettings as CurveSettings
+    from gatelens.measures.effect import edges_effect as edges_effect
+    from gatelens.measures.effect import explained_effect as explained_effect
     from gatelens.measures.exchange import read_graph as read_graph
     from gatelens.measures.exchange import write_graph as write_graph
     from gatelens.measures.head_attention import HeadAttention as HeadAttention
@@ -119,7 +122,9 @@ _MODULES = {
     "gatelens.methods.head_gating": ("HeadGatingSettings", "fit_head_gates"),
     "gatelens.methods.contrast": ("ContrastSettings", "fit_contrast"),
     # measures
-    "gatelens.measures.curves": ("Curve", "CurveSettings", "edges_effect", "explained_effect", "multiplier", "pool"),
+    "gatelens.measures.counts": ("Count", "Interval", "Multiplier"),
+    "gatelens.measures.curves": ("Curve", "multiplier", "pool"),
+    "gatelens.measures.effect": ("CurveSettings", "edges_effect", "explained_effect"),
     "gatelens.measures.validity": ("Validity",),
     "gatelens.measures.describe": ("describe",),
     "gatelens.measures.head_table": ("HeadLine", "HeadTable"),

@@ -1,24 +1,17 @@
-"""Curves of made-up metrics, computed by hand; and their ends for every family and granularity."""
+"""Curves of made-up metrics, computed by hand: effects, counts with intervals, multipliers and bands."""
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from families import tiny
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from toys import random_task
+from torch import Tensor
 
-from gatelens import CurveSettings, GatelensError, Model, explained_effect, multiplier
-from gatelens.gates import EDGES, HEADS, LEVELS
-from gatelens.gates.heads import HeadScores
-from gatelens.measures.curves import Curve, edges_effect, pool
-from gatelens.measures.top_k import Circuits
-from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
-from gatelens.runtime.context import Context
-from gatelens.tasks import task as make_task
+from gatelens import GatelensError, multiplier
+from gatelens.measures.counts import Interval
+from gatelens.measures.curves import Curve, pool
 
 
 def made_up(effects: list[float], kept: list[float] | None = None, level: str = "heads") -> Curve:
@@ -66,7 +59,9 @@ class TestCountAt:
         assert made_up(effects).count_at(0.9) == count
 
     def test_counts_what_is_really_kept(self) -> None:
-        assert made_up([0.2, 0.95, 0.96], kept=[0, 7, 8, 20]).count_at(0.9) == 7
+        count = made_up([0.2, 0.95, 0.96], kept=[0, 7, 8, 20]).count_at(0.9)
+        assert count == 7
+        assert isinstance(count, int)
 
     def test_a_curve_that_never_gets_there(self) -> None:
         curve = made_up([0.5])
@@ -76,12 +71,128 @@ class TestCountAt:
             multiplier(short, curve)
 
 
+KS = torch.arange(61.0)
+
+
+def saturating(rates: Tensor, heights: Tensor, noise: Tensor, fingerprint: str = "") -> Curve:
+    """A curve over 0 to 60 gates. Each prompt's metric rises to its height, faster for a small rate."""
+    shape = (1 - torch.exp(-KS / rates[:, None])) / (1 - torch.exp(-KS[-1] / rates[:, None]))
+    metrics = heights[:, None] * shape + noise
+    metrics[:, [0, -1]] -= noise[:, [0, -1]]
+    metrics = metrics.T[None]
+    ends = metrics[:, 0], metrics[:, -1]
+    return Curve("heads", 60, list(range(61)), KS, metrics, *ends, fingerprints=(fingerprint,) if fingerprint else ())
+
+
+def drawn(n: int, seed: int, times: float = 1.0, fingerprint: str = "") -> Curve:
+    """The curve of n prompts of a known population. ``times`` makes every prompt need so many times more gates."""
+    generator = torch.Generator().manual_seed(seed)
+    rates, heights = 6 + 12 * torch.rand(n, generator=generator), 3 + 1.5 * torch.randn(n, generator=generator)
+    return saturating(times * rates, heights, 0.2 * torch.randn(n, 61, generator=generator), fingerprint)
+
+
+class TestInterval:
+    """A population of prompts whose count is known: what do samples of it say?"""
+
+    def test_contains_the_true_count_in_95_of_100_samples(self) -> None:
+        truth = drawn(20_000, seed=-1).count_at(0.9)
+        intervals = [drawn(48, seed).count_interval(0.9) for seed in range(100)]
+        assert sum(low <= truth <= high for low, high in intervals) >= 90
+        # It is not so wide that it says nothing, and it is narrower with more prompts.
+        widths = [high - low for low, high in intervals]
+        more = [high - low for low, high in (drawn(192, seed).count_interval(0.9) for seed in range(20))]
+        assert 2 * sum(more) / 20 == pytest.approx(sum(widths) / 100, rel=0.2)
+
+    def test_two_runs_with_other_prompts_agree_within_their_intervals(self) -> None:
+        intervals = [drawn(48, seed).count_interval(0.9) for seed in range(100)]
+        pairs = list(zip(intervals[::2], intervals[1::2], strict=True))
+        assert sum(a.low <= b.high and b.low <= a.high for a, b in pairs) >= 48
+
+    def test_is_that_of_a_plain_bootstrap(self) -> None:
+        curve = drawn(24, seed=3)
+        counts = []
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(1500):
+            which = torch.randint(24, (24,), generator=generator)
+            chosen = {name: getattr(curve, name)[..., which] for name in ("metrics", "none", "everything")}
+            counts.append(float(replace(curve, **chosen).count_at(0.9)))
+        low, high = torch.tensor(counts).quantile(torch.tensor([0.025, 0.975]))
+        ours = curve.count_interval(0.9)
+        assert abs(ours.low - low) <= 1
+        assert abs(ours.high - high) <= 1
+        assert ours.high - ours.low > 5
+
+    def test_seeds_that_disagree_widen_it(self) -> None:
+        one, other = (drawn(32, seed, times) for seed, times in ((0, 1.0), (1, 1.6)))
+        both = pool([one, other])
+        assert both.count_interval(0.9).low <= one.count_at(0.9) < other.count_at(0.9) <= both.count_interval(0.9).high
+
+    def test_is_open_if_some_draws_do_not_reach_the_threshold(self) -> None:
+        """Half of the prompts get to 0.95 with the last gate of the grid, the others only to 0.86."""
+        last = torch.tensor([0.95, 0.86] * 6)
+        metrics = torch.stack([torch.zeros(12), last / 2, last, last])[None]
+        curve = Curve("heads", 9, [0, 1, 2, 3], torch.arange(4.0), metrics, metrics[:, 0], torch.ones(1, 12))
+        assert curve.count_at(0.9) == 2
+        assert curve.count_interval(0.9) == Interval(2.0, None)
+        assert str(curve.counted(0.9)) == "2 (2 or more; 12 prompts)"
+        assert curve.count_interval(0.8) == Interval(2.0, 2.0)
+        assert curve.count_at(0.92) is None
+        assert str(curve.counted(0.92)) == "not reached (2 or more; 12 prompts)"
+        assert str(curve.counted(0.96)) == "not reached (12 prompts)"
+
+    def test_a_draw_in_which_the_effect_turns_round_does_not_count_as_reached(self) -> None:
+        """One prompt has all of the effect. A draw without it has an effect of the other sign."""
+        everything = torch.tensor([[8.0, -1.0, -1.0, -1.0]])
+        metrics = torch.stack([torch.zeros(1, 4), 0.95 * everything, everything], 1)
+        curve = Curve("heads", 2, [0, 1, 2], torch.arange(3.0), metrics, metrics[:, 0], everything)
+        assert curve.count_interval(0.9) == Interval(1.0, None)
+
+    def test_one_prompt_has_none(self) -> None:
+        assert str(made_up([0.2, 0.95]).counted(0.9)) == "2 (no interval; 1 prompt)"
+        assert made_up([0.2, 0.95]).counted(0.9).columns().count_high is None
+
+
 class TestMultiplier:
+    def test_interval_contains_the_true_ratio(self) -> None:
+        truth = drawn(20_000, -1, 1.3).count_at(0.9) / drawn(20_000, -1).count_at(0.9)
+        intervals = [multiplier(drawn(48, seed, 1.3, "a"), drawn(48, seed, 1.0, "a")).interval for seed in range(100)]
+        assert sum(low <= truth <= high for low, high in intervals) >= 90
+
+    def test_pairing_takes_out_what_both_models_share(self) -> None:
+        """Every prompt needs 1.3 times as many gates in the dense model. Prompts differ much more than that."""
+        dense, sparse = drawn(48, 0, 1.3, "same prompts"), drawn(48, 0, 1.0, "same prompts")
+        paired = multiplier(dense, sparse)
+        unpaired = multiplier(dense, replace(sparse, fingerprints=("other prompts",)))
+        unknown = multiplier(replace(dense, fingerprints=()), replace(sparse, fingerprints=()))
+        assert (paired.paired, unpaired.paired, unknown.paired) == (True, False, False)
+        assert unknown.interval == unpaired.interval
+        assert paired.interval.high - paired.interval.low < 0.75 * (unpaired.interval.high - unpaired.interval.low)
+        assert paired.shows_difference
+        assert "not paired" not in str(paired)
+        assert "not paired" in str(unpaired)
+
+    def test_no_difference_is_called_so(self) -> None:
+        same = multiplier(drawn(32, 0), drawn(32, 1))
+        assert same.interval.low < 1 < same.interval.high
+        assert not same.shows_difference
+        assert str(same).endswith("no difference shown")
+
+    def test_draws_that_do_not_reach_the_threshold_open_the_interval(self) -> None:
+        last = torch.tensor([0.95, 0.86] * 6)
+        metrics = torch.stack([torch.zeros(12), last / 2, last, last])[None]
+        short = partial(Curve, "heads", 9, [0, 1, 2, 3], torch.arange(4.0))
+        curve = short(metrics, metrics[:, 0], torch.ones(1, 12), fingerprints=("a",))
+        fast = short(torch.ones(1, 4, 12), torch.zeros(1, 12), torch.ones(1, 12), fingerprints=("a",))
+        fast.metrics[:, 0] = 0
+        assert multiplier(curve, fast).interval == Interval(2.0, None)  # the dense count has no upper end
+        assert multiplier(fast, curve).interval == Interval(0.0, 0.5)  # nor has the sparse one
+        assert multiplier(curve, curve).interval == Interval(0.0, None)  # in some draws both are unknown
+
     def test_is_dense_over_sparse(self) -> None:
         dense, sparse = made_up([0.1, 0.2, 0.3, 0.95]), made_up([0.1, 0.95])
-        assert multiplier(dense, sparse) == 2.0
-        assert multiplier(sparse, dense) == 0.5
-        assert multiplier(dense, sparse, at=0.05) == 1.0
+        assert multiplier(dense, sparse).ratio == 2.0
+        assert multiplier(sparse, dense).ratio == 0.5
+        assert multiplier(dense, sparse, at=0.05).ratio == 1.0
 
     def test_of_two_levels(self) -> None:
         with pytest.raises(GatelensError, match="heads and a curve of edges"):
@@ -115,91 +226,3 @@ class TestBand:
     def test_is_the_same_every_time(self) -> None:
         curves = [made_up([0.2]), made_up([0.8])]
         assert torch.equal(pool(curves).low, pool(curves).low)
-
-
-class TestGrid:
-    def test_heads_one_by_one_up_to_150(self) -> None:
-        assert HEADS.grid(144) == list(range(145))
-        assert HEADS.grid(270) == [*range(151), *range(160, 270, 10), 270]
-
-    @given(
-        st.sampled_from(["heads", "edges", "attention"]), st.integers(1, 100_000), st.sampled_from([0, 2, 3, 10, 40])
-    )
-    @settings(deadline=None, max_examples=60)
-    def test_goes_from_nothing_to_everything(self, level: str, total: int, points: int) -> None:
-        ks = LEVELS[level].grid(total, points)
-        assert (ks[0], ks[-1]) == (0, total)
-        assert ks == sorted(set(ks))
-        assert len(ks) <= (points + 1 if points else 33) or level == "heads"
-
-    def test_edges_are_spaced_by_their_logarithm(self) -> None:
-        ks = EDGES.grid(32_491)
-        assert 25 < len(ks) <= 33
-        ratios = [b / a for a, b in itertools.pairwise(ks[10:])]
-        assert max(ratios) / min(ratios) < 1.1
-
-
-class TestOfAModel:
-    def test_effect_is_0_with_nothing_and_1_with_everything(self, family: Model) -> None:
-        task = random_task(n=3, lengths=(6, 5))
-        for attribute in (attribute_heads, attribute_edges, attribute_attention):
-            curve = explained_effect(family, task, attribute(family, task), CurveSettings(points=4, random_points=3))
-            assert curve.random is not None
-            for one in (curve, curve.random):
-                assert one.effect[[0, -1]].tolist() == pytest.approx([0, 1], abs=1e-6)
-                assert one.kept[0] == 0
-            assert curve.kept[-1] == curve.random.kept[-1]
-            torch.testing.assert_close(curve.everything, curve.random.everything, rtol=1e-4, atol=1e-4)
-
-    @pytest.mark.parametrize("source", ["mean", "zero"])
-    def test_other_sources(self, source: str) -> None:
-        model, task = tiny("gemma2"), random_task(n=3, lengths=(6, 5))
-        for attribute in (attribute_heads, attribute_edges):
-            settings = CurveSettings(points=3, source=source, random_points=0)
-            curve = explained_effect(model, task, attribute(model, task), settings)
-            assert curve.effect[[0, -1]].tolist() == pytest.approx([0, 1], abs=1e-6)
-            assert curve.source == source
-            assert curve.random is None
-
-    def test_does_not_depend_on_the_memory(self) -> None:
-        model, task = tiny("llama"), random_task(n=4, lengths=(6, 5))
-        for attribute in (attribute_heads, attribute_edges, attribute_attention):
-            scores = attribute(model, task)
-            settings = CurveSettings(points=5)
-            large, small = (explained_effect(model, task, scores, settings, context=Context(gb)) for gb in (2.0, 1e-9))
-            torch.testing.assert_close(large.metrics, small.metrics, rtol=1e-4, atol=1e-4)
-
-    def test_a_metric_that_nothing_changes(self) -> None:
-        model, task = tiny("llama"), random_task()
-        for bucket in task.buckets:
-            bucket.corrupt.copy_(bucket.clean)
-        with pytest.raises(GatelensError, match="there is no effect to explain"):
-            explained_effect(model, task, HeadScores(torch.rand(3, 4), "by hand"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"ranking": "best"}, "no ranking 'best'"),
-        ({"source": "noise"}, "no source 'noise'"),
-        ({"points": 1}, "at least 2 points"),
-        ({"points": -3}, "points is -3: it must be at least 0"),
-        ({"random_points": -1}, "random_points is -1"),
-    ],
-)
-def test_settings_that_make_no_sense(wrong: dict, message: str) -> None:
-    with pytest.raises(GatelensError, match=message):
-        CurveSettings(**wrong)
-
-
-def test_edges_effect_of_a_given_set_is_the_curves(stories: Model) -> None:
-    task = make_task("induction", stories, n=4)
-    scores = attribute_edges(stories, task)
-    curve = explained_effect(stories, task, scores, CurveSettings(points=6, random_points=0))
-    circuits = Circuits.of(stories, task, scores)
-    k = curve.asked[-2]
-    inside, rest = edges_effect(stories, task, circuits.gates(0, [k])[0])
-    assert inside == pytest.approx(float(curve.effect[-2]), abs=1e-4)
-    everything, nothing = edges_effect(stories, task, scores.graph.edges)
-    assert (everything, nothing) == (pytest.approx(1, abs=1e-5), pytest.approx(0, abs=1e-5))
-    assert rest != pytest.approx(inside)

@@ -107,7 +107,7 @@ def test_two_runs_that_fit_equally_well_decide_nothing() -> None:
 
 def test_the_multiplier_is_dense_over_sparse_at_the_threshold() -> None:
     dense, sparse = run("gpt2", needed=6), run("sparse-gpt2", sparse=True, needed=3)
-    assert multiplier_of(dense, sparse) == 2.0
+    assert float(multiplier_of(dense, sparse)) == 2.0
     assert multiplier_of(None, sparse) is None
 
 

@@ -32,7 +32,8 @@ def curve(level: str, total: int, needed: int) -> Curve:
     def of(effects: Sequence[float], random: Curve | None) -> Curve:
         metrics = torch.tensor(effects)[None, :, None].expand(1, 4, 3)
         asked = [0, max(1, needed // 2), needed, total]
-        return Curve(level, total, asked, kept, metrics, metrics[:, 0], metrics[:, -1], random=random)
+        ends = metrics[:, 0], metrics[:, -1]
+        return Curve(level, total, asked, kept, metrics, *ends, random=random, fingerprints=("prompts",))
 
     return of([0.0, 0.5, 0.95, 1.0], of([0.0, 0.1, 0.2, 1.0], None))
 

@@ -84,7 +84,8 @@ def test_the_published_look() -> None:
         assert axis.get_legend()._loc == 4  # lower right
         # From one count to the other, and the multiplier above the line.
         assert dashed(axis) == [([10.0, 22.0], [0.9, 0.9])]
-        assert [text.get_text() for text in axis.texts] == ["2.2x"] == [f"{multiplier(dense(), sparse()):.1f}x"]
+        assert [text.get_text() for text in axis.texts] == ["2.20x (1.00 to 10.0)"]
+        assert multiplier(dense(), sparse()).brief == "2.20x (1.00 to 10.0)"
         assert axis.texts[0].xy[1] == 0.9
     assert {"Number of Heads Kept", "Explained Effect"} <= set(words(figure))
     assert faults(figure) == []
@@ -115,7 +116,7 @@ def test_edges_have_a_log_scale(level: str, label: str) -> None:
     assert axis.get_xscale() == "log"
     assert list(lines(axis)["gpt2"].get_xdata()) == kept[1:]  # nothing kept has no place on a log scale
     assert dashed(axis) == [([97.0, 9700.0], [0.9, 0.9])]
-    assert axis.texts[0].get_text() == "100.0x"
+    assert axis.texts[0].get_text().startswith("100.0x (")
     assert {label, "10⁰", "10⁴"} <= set(words(figure))
     assert faults(figure) == []
 
@@ -128,29 +129,30 @@ def test_a_curve_below_the_threshold_says_so() -> None:
     at_half = kept_figure({"ioi": {"gpt2": dense(), "sparse-gpt2": low()}}, threshold=0.5)
     assert legend(at_half.axes[0]) == ["gpt2", "sparse-gpt2"]
     assert dashed(at_half.axes[0]) == [([22.0, 60.0], [0.5, 0.5])]
-    assert at_half.axes[0].texts[0].get_text() == "0.4x"
+    assert at_half.axes[0].texts[0].get_text().startswith("0.37x (")
 
 
 def test_a_count_of_none_is_infinitely_fewer() -> None:
     nothing = curve([1, 1, 1, 1, 1])
     axis = kept_figure({"ioi": {"gpt2": dense(), "sparse-gpt2": nothing}}).axes[0]
-    assert axis.texts[0].get_text() == "∞x"
+    assert axis.texts[0].get_text() == "∞x (∞)"
     assert dashed(axis) == [([0.0, 22.0], [0.9, 0.9])]
 
 
 def test_the_order_of_a_pair_is_dense_then_sparse() -> None:
     turned = {"sparse-gpt2": sparse(), "gpt2": dense()}
-    assert kept_figure({"ioi": turned}).axes[0].texts[0].get_text() == "2.2x"
+    assert kept_figure({"ioi": turned}).axes[0].texts[0].get_text().startswith("2.20x")
     others = {"a": sparse(), "b": dense()}
-    assert kept_figure({"ioi": others}).axes[0].texts[0].get_text() == "0.5x"
-    assert kept_figure({"ioi": others}, pairs=[("b", "a")]).axes[0].texts[0].get_text() == "2.2x"
+    assert kept_figure({"ioi": others}).axes[0].texts[0].get_text().startswith("0.45x")
+    assert kept_figure({"ioi": others}, pairs=[("b", "a")]).axes[0].texts[0].get_text().startswith("2.20x")
     assert list(kept_figure({"ioi": others}, pairs=[]).axes[0].texts) == []
 
 
 def test_several_pairs_in_a_panel_name_their_multipliers_in_the_legend() -> None:
     four = {"gpt2": dense(), "sparse-gpt2": sparse(), "olmo": sparse(), "sparse-olmo": dense()}
     figure = kept_figure({"ioi": four})
-    assert legend(figure.axes[0]) == ["gpt2 / sparse-gpt2: 2.2x", "olmo / sparse-olmo: 0.5x"]
+    entries = [entry.replace("\n", " ").split(" (")[0] for entry in legend(figure.axes[0])]
+    assert entries == ["gpt2 / sparse-gpt2: 2.20x", "olmo / sparse-olmo: 0.45x"]
     assert dashed(figure.axes[0]) == [([10.0, 22.0], [0.9, 0.9])] * 2
     assert faults(figure) == []
 

@@ -20,7 +20,7 @@ from gatelens import GatelensError
 from gatelens.cli import main
 from gatelens.model.graph import Graph
 from gatelens.report._reading import read_runs
-from gatelens.report._summary import summarise
+from gatelens.report._summary import Entry, summarise
 from gatelens.report._views import attention_views, circuit_views
 from gatelens.report._views.circuits import in_order
 from gatelens.report._views.joins import joins
@@ -56,14 +56,19 @@ def data_of(report: Path) -> Any:
     return json.loads(text.removeprefix("window.gatelens = {data: ").removesuffix("};\n"))
 
 
+def numbers(entry: Entry) -> tuple[int | None, float | None]:
+    """The count and the multiplier."""
+    return entry.count.value, None if entry.multiplier is None else entry.multiplier.ratio
+
+
 class TestSummary:
     def test_multipliers_are_dense_over_sparse(self, pair: Path) -> None:
         (group,) = summarise(read_runs([pair]).circuits)
-        assert [(entry.label, entry.count, entry.multiplier) for entry in group.entries] == [
+        assert [(entry.label, *numbers(entry)) for entry in group.entries] == [
             ("small", 32, None),
             ("sparse-small", 8, 4.0),
         ]
-        assert [entry.random for entry in group.entries] == [SMALL.n_edges, SMALL.n_edges]
+        assert [entry.random.value for entry in group.entries if entry.random] == [SMALL.n_edges, SMALL.n_edges]
 
     def test_of_several_dense_models_the_one_by_name(self, tmp_path: Path) -> None:
         circuit_run(tmp_path / "a", model="large", needed=40)
@@ -71,7 +76,7 @@ class TestSummary:
         circuit_run(tmp_path / "c", model="sparse-small", sparse=True, needed=10)
         circuit_run(tmp_path / "d", model="thin", sparse=True, needed=10)
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert {entry.label: (entry.dense, entry.multiplier) for entry in group.entries if entry.result.sparse} == {
+        assert {entry.label: (entry.dense, numbers(entry)[1]) for entry in group.entries if entry.result.sparse} == {
             "sparse-small": ("small", 2.0),
             "thin": (None, None),
         }
@@ -105,8 +110,8 @@ class TestSummary:
                 result["settings"]["threshold"] = threshold
                 (folder / "result.json").write_text(json.dumps(result))
         low, high = summarise(read_runs([tmp_path]).circuits)
-        assert [(entry.count, entry.multiplier) for entry in low.entries] == [(16, None), (4, 4.0)]
-        assert [(entry.count, entry.multiplier) for entry in high.entries] == [(32, None), (8, 4.0)]
+        assert [numbers(entry) for entry in low.entries] == [(16, None), (4, 4.0)]
+        assert [numbers(entry) for entry in high.entries] == [(32, None), (8, 4.0)]
         assert [group.title for group in (low, high)] == ["ioi, edges, eap at 50%", "ioi, edges, eap at 90%"]
 
     def test_a_run_that_names_its_dense_model_is_compared_with_it(self, tmp_path: Path) -> None:
@@ -116,7 +121,8 @@ class TestSummary:
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(result | {"dense": "large"}))
         (group,) = summarise(read_runs([tmp_path]).circuits)
-        assert [(entry.dense, entry.multiplier) for entry in group.entries if entry.result.sparse] == [("large", 4.0)]
+        (sparse,) = [entry for entry in group.entries if entry.result.sparse]
+        assert (sparse.dense, *numbers(sparse)) == ("large", 10, 4.0)
 
     def test_the_table_shows_counts_and_validity(self, pair: Path, tmp_path: Path) -> None:
         text = write_report([pair], tmp_path / "report").path.read_text()
@@ -126,8 +132,10 @@ class TestSummary:
             for row in re.findall(r"<tr>.*?</tr>", table, re.S)
         ]
         total = str(SMALL.n_edges)
-        assert rows[1] == ["ioi", "edges", "eap", "small", "32", total, total, "-", "0.95", "-0.12", "0.88", "-"]
-        assert rows[2] == ["sparse-small sparse", "8", total, total, "4.0x", "0.95", "-0.12", "0.88", "-"]
+        random, trust = f"{total} ({total} to {total}; 3 prompts)", ["0.95", "-0.12", "0.88", "-"]
+        assert rows[1] == ["ioi", "edges", "eap", "small", "32 (32 to 32; 3 prompts)", total, random, "-", *trust]
+        multiplier = "4.00x (4.00 to 4.00; 3 prompts)"
+        assert rows[2] == ["sparse-small sparse", "8 (8 to 8; 3 prompts)", total, random, multiplier, *trust]
         assert "belong to the KV head" in text
 
 

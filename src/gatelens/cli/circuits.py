@@ -64,7 +64,7 @@ def effect(
     load: Loader,
 ) -> None:
     """Evaluate an edge circuit that another program has found: how much of the task does it explain?"""
-    from gatelens.measures.curves import edges_effect
+    from gatelens.measures.effect import edges_effect
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph
     from gatelens.runtime.context import Context

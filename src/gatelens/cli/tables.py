@@ -74,16 +74,14 @@ def circuit_table(result: CircuitResult) -> Table:
     """How many gates do the task, and how far that can be trusted."""
     validity, settings, curve = result.validity, result.settings, result.curve
     level = LEVELS[settings.level]
-    count = "not reached" if result.count is None else f"{result.count:,.0f} of {curve.total:,}"
-    random = None if curve.random is None else curve.random.count_at(settings.threshold)
     per_prompt = "" if level.shared else " in each prompt"
     table = Table(title=f"{escape(result.task)} in {escape(result.model)}: {level.noun}", show_header=False)
     method_settings = settings.method_settings.model_dump()
     lines = [
         ("scored by", ", ".join([settings.method, *(f"{value} {name}" for name, value in method_settings.items())])),
-        ("prompts", f"{settings.n} x {settings.seeds} seed{'s' * (settings.seeds > 1)}"),
-        (f"{level.noun} needed for {settings.threshold:.0%}{per_prompt}", count),
-        ("a random ranking needs", "-" if random is None else f"{random:,.0f}"),
+        (f"{level.noun} needed for {settings.threshold:.0%}{per_prompt}, 95 % interval", str(result.count)),
+        (f"{level.noun} in all{per_prompt}", f"{curve.total:,}"),
+        ("a random ranking needs", "-" if curve.random is None else str(curve.random.counted(settings.threshold))),
         ("ranked by, left out set to", f"{settings.ranking} score, {settings.source}"),
         ("effect of the circuit", f"{validity.effect:.2f}"),
         ("effect of all but the circuit", f"{validity.complement:.2f}"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
-from gatelens.gates.level import Cost, GateSet, Source
+from gatelens.gates.level import Cost, GateSet, Source, fine_grid
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
 from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
@@ -89,9 +89,9 @@ class Heads(SharedLevel[HeadScores]):
         return [torch.arange(model.n_layers * model.n_heads)]
 
     def grid(self, total: int, points: int = 0) -> list[int]:
-        """Every number up to 150 and then every tenth number; if ``points`` is given, evenly spaced numbers."""
+        """Neighbours differ by one head or by at most 5 %; if ``points`` is given, evenly spaced numbers."""
         if not points:
-            return sorted({*range(min(total, 150) + 1), *range(150, total, 10), total})
+            return fine_grid(total)
         return sorted({round(i * total / (points - 1)) for i in range(points)})
 
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Run:

@@ -298,6 +298,14 @@ def log_grid(total: int, points: int) -> list[int]:
     return sorted({0, *(min(total, round(k)) for k in spaced.tolist()), total})
 
 
+def fine_grid(total: int, step: float = 0.05) -> list[int]:
+    """Numbers from 0 to the total whose neighbours differ by one, or by at most ``step`` of the larger one."""
+    numbers = [0]
+    while numbers[-1] < total:
+        numbers.append(min(total, max(numbers[-1] + 1, int(numbers[-1] / (1 - step)))))
+    return numbers
+
+
 def top_masks(order: Int[Tensor, " gate"], ks: Sequence[int], size: int, complement: bool) -> Bool[Tensor, "row size"]:
     """For each k, the mask of the first k positions of an order or, for the complement, of its other positions."""
     masks = torch.zeros(len(ks), size, dtype=torch.bool)

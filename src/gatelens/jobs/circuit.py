@@ -12,8 +12,9 @@ from gatelens.gates import level_named
 from gatelens.gates.level import Scores
 from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
-from gatelens.measures.curves import Curve, explained_effect, pool
+from gatelens.measures.curves import Curve
 from gatelens.measures.describe import best_heads, describe
+from gatelens.measures.effect import measure_curve
 from gatelens.measures.example import save_example
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.top_k import Circuits
@@ -71,19 +72,14 @@ def find_circuit(
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
         # 1. A score for every gate.
         scores = [score(model, *both) for both in zip(tasks, [settings] * len(tasks), seed_contexts, strict=True)]
-        # 2. The metric of the top k, for a grid of k that all seeds share, and of random gates.
+        # 2. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
         circuits = [
             Circuits.of(model, seeded, own, settings.ranking, settings.source, context)
             for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
         ]
-        grid_end = max(own.total for own in circuits)
-        curves = [
-            explained_effect(model, seeded, own, settings, grid_end=grid_end, context=context)
-            for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
-        ]
-        curve = pool(curves)
+        curve = measure_curve(circuits, settings)
         # 3. How far it can be trusted.
-        validity = _validate(circuits[0], scores, curves[0], curve, settings, contexts["validity"])
+        validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
         # 4. What the best heads do.
         heads = _describe(model, tasks[0], scores[0], settings, contexts["heads"])
         result = CircuitResult(

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS, level_named
 from gatelens.gates.edges import EDGES, EdgeScores
 from gatelens.gates.level import Scores
+from gatelens.measures.counts import Count, CountColumns
 from gatelens.measures.curve_files import load_curve, save_curve
-from gatelens.measures.curves import Curve, CurveSettings
+from gatelens.measures.curves import Curve
+from gatelens.measures.effect import CurveSettings
 from gatelens.measures.exchange import write_graph
 from gatelens.measures.head_table import HeadTable, load_head_table, save_head_table
 from gatelens.measures.validity import Validity
@@ -31,7 +33,7 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
-from gatelens.runtime.run_folder import RESULT
+from gatelens.runtime.run_folder import ASKED, RESULT
 from gatelens.runtime.settings import EXECUTION, Settings, key_values
 
 
@@ -50,7 +52,6 @@ class CircuitSettings(CurveSettings):
     n: int = Field(default=64, ge=1, description="prompts for each task seed")
     seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
     seed: int = Field(default=0, ge=0, description="the first task seed")
-    threshold: float = Field(default=0.9, gt=0, le=1, description="explained effect at which gates are counted")
     sample: int = Field(default=48, ge=0, description="gates patched exactly to check the scores (0: no check)")
     describe: int = Field(
         default=10,
@@ -102,7 +103,7 @@ class GraphRecord(Settings):
         return Graph(**self.model_dump())
 
 
-class CircuitRecord(Record):
+class CircuitRecord(CountColumns, Record):
     """The schema of ``result.json``."""
 
     model: str
@@ -113,7 +114,6 @@ class CircuitRecord(Record):
     )
     graph: GraphRecord | None = None
     settings: CircuitSettings
-    count: float | None = Field(default=None, description="gates needed for the threshold; None: never reached")
     total: int | None = Field(default=None, description="number of gates")
     validity: Validity
     seconds: float
@@ -136,9 +136,9 @@ class CircuitResult:
     heads: HeadTable | None = None  # what the best heads do; None if it was not asked for
 
     @property
-    def count(self) -> float | None:
-        """Gates needed for the threshold; None if the curve never reaches it."""
-        return self.curve.count_at(self.settings.threshold)
+    def count(self) -> Count:
+        """How many gates are needed for the threshold, with the interval and the number of prompts."""
+        return self.curve.counted(self.settings.threshold)
 
 
 def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRecord:
@@ -166,7 +166,7 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
         dense=result.dense,
         graph=None if result.graph is None else GraphRecord(**asdict(result.graph)),
         settings=result.settings,
-        count=result.count,
+        **dict(result.count.columns()),
         total=result.curve.total,
         validity=result.validity,
         seconds=result.seconds,
@@ -188,7 +188,7 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         record.task,
         record.settings,
         load_scores(folder, record.settings, graph) if scores else [],
-        load_curve(folder),
+        _with_prompts(load_curve(folder), folder),
         record.validity,
         record.seconds,
         # The first versions did not record whether the model is sparse, so its name has to decide.
@@ -197,6 +197,14 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         graph,
         load_head_table(folder),
     )
+
+
+def _with_prompts(curve: Curve, folder: Path) -> Curve:
+    """The curve with the fingerprints of its prompts. The first versions saved them in the request only."""
+    if curve.fingerprints or not (folder / ASKED).exists():
+        return curve
+    fingerprints = read_json(folder / ASKED).get("task", {}).get("fingerprints", [])
+    return replace(curve, fingerprints=tuple(fingerprints))
 
 
 def record_dense(folder: Path, dense: str | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -25,6 +26,7 @@ class CurveRecord(Record):
     total: int
     ranking: Ranking
     source: Source
+    fingerprints: tuple[str, ...] = Field(default=(), description="of the prompts of each task seed")
 
 
 def save_curve(curve: Curve, folder: Path) -> None:
@@ -39,6 +41,7 @@ def save_curve(curve: Curve, folder: Path) -> None:
         total=curve.total,
         ranking=curve.ranking,
         source=curve.source,
+        fingerprints=curve.fingerprints,
     )
     write_json(folder / "curve.json", record.model_dump(mode="json"))
     named = [(curve.ranking, curve), *([("random", curve.random)] if curve.random is not None else [])]
@@ -75,4 +78,5 @@ def _curve(record: CurveRecord, tensors: Mapping[str, Tensor], prefix: str, rand
         ranking=record.ranking,
         source=record.source,
         random=random,
+        fingerprints=record.fingerprints,
     )

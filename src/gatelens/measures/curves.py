@@ -1,53 +1,35 @@
-"""Explained effect against the number of gates kept, and how many are needed for most of it.
+"""Curves of explained effect against the number of gates kept, and how many gates are needed for most of it.
 
-The explained effect of a circuit C is ``(m(C) - m(none)) / (m(all) - m(none))``, a ratio of means over prompts: 0 with
-nothing kept and 1 with everything, by construction.
+A curve holds the metric of every circuit on every prompt. Everything else follows from these numbers: the effect, its
+band, the count at a threshold with its interval, and the multiplier between two curves. `gatelens.measures.effect`
+measures curves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 
 import torch
-from jaxtyping import Bool, Float
-from pydantic import Field
+from jaxtyping import Float
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates import EDGES
-from gatelens.gates.level import Ranking, Scores, Source
-from gatelens.measures.top_k import Circuits
-from gatelens.model import Model
-from gatelens.model.graph import Graph
-from gatelens.runtime.context import Context
-from gatelens.runtime.settings import Settings
-from gatelens.tasks.base import CircuitTask
+from gatelens.gates.level import Ranking, Source
+from gatelens.measures.counts import Count, Interval, Multiplier, Sample, joint_interval
 
 _RESAMPLES = 1000
-_ROWS = 8  # circuits in one piece of work
-
-
-class CurveSettings(Settings):
-    """How a curve is drawn."""
-
-    ranking: Ranking = Field(default="absolute", description="rank gates by the absolute or by the signed score")
-    source: Source = Field(default="corrupt", description="what a circuit leaves out is set to: corrupt, mean or zero")
-    points: int = Field(default=0, ge=0, description="how many circuits to evaluate (0: a grid that suits the level)")
-    random_points: int = Field(default=12, ge=0, description="circuits of the random baseline (0: no baseline)")
-
-    def model_post_init(self, _: object) -> None:
-        if self.points == 1:
-            raise GatelensError("points is 1: a curve has at least 2 points, or 0 for a grid that suits the level.")
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
     """The explained effect of a ranking's circuits, for one or several task seeds.
 
-    The metric of every prompt is stored, so that the band can be computed again: a 95 % bootstrap interval over prompts
-    and, if there are several, over seeds.
+    The explained effect of a circuit C is ``(m(C) - m(none)) / (m(all) - m(none))``, a ratio of means over prompts: 0
+    with nothing kept and 1 with everything, by construction. Bands and intervals are 95 % bootstrap intervals over
+    prompts and, if there are several, over seeds. The ranking is held fixed when prompts are drawn again.
     """
 
     level: str  # the name of the level
@@ -60,6 +42,13 @@ class Curve:
     ranking: Ranking = "absolute"
     source: Source = "corrupt"
     random: Curve | None = None  # a random ranking: the baseline
+    fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
+
+    @property
+    def sample(self) -> Sample:
+        """The prompts that the curve was measured on."""
+        seeds, prompts = self.none.shape
+        return Sample(prompts, seeds)
 
     @property
     def effect(self) -> Tensor:
@@ -76,19 +65,63 @@ class Curve:
         """The upper end of the band: (point,)."""
         return self._band[1]
 
-    def count_at(self, threshold: float = 0.9) -> float | None:
+    def count_at(self, threshold: float = 0.9) -> int | None:
         """The smallest number of gates whose effect is at least the threshold, and stays so at the next point.
 
         None if the curve does not reach it. A curve that ends with everything kept reaches every threshold up to 1.
+        To print a count, use `counted`, which has the interval and the number of prompts.
         """
         point = self.point_at(threshold)
-        return None if point is None else float(self.kept[point])
+        return None if point is None else round(float(self.kept[point]))
+
+    def count_interval(self, threshold: float = 0.9) -> Interval:
+        """The 95 % bootstrap interval of `count_at`.
+
+        Prompts (and seeds) are drawn again 1,000 times, and the gates are counted in each draw. An end is None if the
+        draws at that end do not reach the threshold: the interval is then open. A draw whose denominator has another
+        sign than that of all prompts counts as not reached.
+        """
+        return Interval.of(self.drawn_counts(_draws(*self.none.shape), threshold))
+
+    def counted(self, threshold: float = 0.9) -> Count:
+        """`count_at` with its interval and the number of prompts, for printing."""
+        return Count(self.count_at(threshold), self.count_interval(threshold), self.sample)
 
     def point_at(self, threshold: float = 0.9) -> int | None:
         """The index of the point that `count_at` counts; None if the curve does not reach the threshold."""
-        reached = (self.effect >= threshold - 1e-6).tolist()
-        points = range(len(reached))
-        return next((i for i in points if reached[i] and all(reached[i : i + 2])), None)
+        point, reached = _first_that_stays(self.effect[None], threshold)
+        return int(point[0]) if reached[0] else None
+
+    def drawn_counts(self, weights: Float[Tensor, "draw seed prompt"], threshold: float) -> Float[Tensor, " draw"]:
+        """The count of each draw of prompts; infinite if the draw does not reach the threshold.
+
+        Arguments:
+            weights: how often each draw has each prompt.
+        """
+        points, reached = _first_that_stays(self._effects(weights), threshold)
+        possible = torch.einsum("wsp,sp->ws", weights.to(self.none), self.everything - self.none)
+        usual = (self.everything - self.none).sum(1).sign()
+        reached &= ((possible * usual > 0) | (weights.sum(2) == 0)).all(1)
+        return self.kept[points].where(reached, math.inf)
+
+    def of_seed(self, seed: int) -> Curve:
+        """The curve of one task seed, by its place in the order of seeds."""
+        part = slice(seed, seed + 1)
+        return replace(
+            self,
+            metrics=self.metrics[part],
+            none=self.none[part],
+            everything=self.everything[part],
+            random=None if self.random is None else self.random.of_seed(seed),
+            fingerprints=self.fingerprints[part],
+        )
+
+    def with_points(self, other: Curve) -> Curve:
+        """The curve with the points of another one of the same circuits, in the order of k."""
+        order = torch.tensor([*self.asked, *other.asked]).argsort(stable=True)
+        asked = sorted([*self.asked, *other.asked])
+        metrics = torch.cat([self.metrics, other.metrics], 1)[:, order]
+        return replace(self, asked=asked, kept=torch.cat([self.kept, other.kept])[order], metrics=metrics)
 
     def _effects(self, weights: Tensor) -> Tensor:
         """The explained effects with weighted prompts: weights (draw, seed, prompt) -> effects (draw, point)."""
@@ -102,78 +135,25 @@ class Curve:
 
     @cached_property
     def _band(self) -> tuple[Tensor, Tensor]:
-        seeds, prompts = self.none.shape
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(prompts, (_RESAMPLES, seeds, prompts), generator=generator)
-        weights = torch.zeros(_RESAMPLES, seeds, prompts).scatter_add_(2, drawn, torch.ones(drawn.shape))
-        if seeds > 1:
-            drawn_seeds = torch.randint(seeds, (_RESAMPLES, seeds), generator=generator)
-            times = torch.zeros(_RESAMPLES, seeds).scatter_add_(1, drawn_seeds, torch.ones(drawn_seeds.shape))
-            weights = weights * times[..., None]
-        effects = self._effects(weights)
+        effects = self._effects(_draws(*self.none.shape))
         return torch.quantile(effects, 0.025, dim=0), torch.quantile(effects, 0.975, dim=0)
 
 
-def explained_effect(
-    model: Model,
-    task: CircuitTask,
-    scores: Scores,
-    settings: CurveSettings | None = None,
-    *,
-    grid_end: int | None = None,
-    context: Context | None = None,
-) -> Curve:
-    """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
+def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> Multiplier:
+    """How many times fewer gates the sparse model needs: dense count / sparse count. Below 1, it needs more.
+
+    The interval is that of a paired bootstrap: the same prompts are drawn for both models, so that prompts which are
+    hard for both do not widen it. If the curves have other prompts, or do not know their prompts, each curve's prompts
+    are drawn on their own; the interval is then wider, and ``paired`` is False.
 
     Arguments:
-        grid_end: the largest k of the grid, if it is above the number of gates. Curves need the same grid to be pooled.
+        dense, sparse: curves of the same level.
+        at: the explained effect at which gates are counted.
 
-    Returns:
-        A curve over one task seed. Cost: ``level.cost.circuit`` forwards for each circuit: 1 for heads and attention
-        edges, 1.5 to 2 for edges between components.
+    Example:
+        >>> print(multiplier(dense.curve, sparse.curve))
+        1.40x (1.12 to 1.95; 64 prompts)
     """
-    settings, context = settings or CurveSettings(), context or Context()
-    circuits = Circuits.of(model, task, scores, settings.ranking, settings.source, context)
-    total = max(circuits.total, grid_end or 0)
-    curve = _evaluate(circuits, circuits.level.grid(total, settings.points), "curve", settings)
-    _refuse_flat((curve.everything - curve.none).mean().item(), circuits.level.noun, model, task)
-    if settings.random_points:
-        coarse = circuits.level.grid(total, max(2, settings.random_points))
-        curve = replace(curve, random=_evaluate(circuits.shuffled(task.seed), coarse, "random", settings))
-    return curve
-
-
-def edges_effect(
-    model: Model,
-    task: CircuitTask,
-    kept: Bool[Tensor, "source destination"],
-    source: Source = "corrupt",
-    *,
-    context: Context | None = None,
-) -> tuple[float, float]:
-    """The explained effect of a given set of edges, and that of all other edges. Cost: four edge circuits.
-
-    Use it for circuits that other tools wrote (`gatelens.measures.exchange.read_graph`).
-
-    Arguments:
-        kept: the edges of the circuit.
-        source: what all other edges read.
-    """
-    edges = Graph.of(model.anatomy).edges.flatten().nonzero()[:, 0]
-    chosen = kept.flatten()[edges]
-    order, k = torch.cat([edges[chosen], edges[~chosen]]), int(chosen.sum())
-    circuits = Circuits(EDGES, model, task, [order], source, context or Context())
-    metrics = torch.empty(4, len(task))
-    for i, bucket in enumerate(circuits.batches):
-        inside = circuits.metric(i, [0, k, circuits.total])
-        metrics[:, bucket.which] = torch.cat([inside, circuits.metric(i, [k], complement=True)]).float()
-    none, circuit, everything, rest = metrics.mean(1).tolist()
-    _refuse_flat(everything - none, EDGES.noun, model, task)
-    return (circuit - none) / (everything - none), (rest - none) / (everything - none)
-
-
-def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:
-    """How many times fewer gates the sparse model needs: dense count / sparse count. Below 1, it needs more."""
     if dense.level != sparse.level:
         raise GatelensError(
             f"a curve of {dense.level} and a curve of {sparse.level} have no multiplier: give curves of the same level."
@@ -183,15 +163,28 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> float:
         raise GatelensError(
             f"one of the curves does not reach {at}: ask for a lower threshold or evaluate more points."
         )
-    return counts[0] / counts[1] if counts[1] else float("inf")
+    paired = bool(dense.fingerprints) and dense.fingerprints == sparse.fingerprints
+    dense_draws = dense.drawn_counts(_draws(*dense.none.shape), at)
+    sparse_draws = sparse.drawn_counts(_draws(*sparse.none.shape, seed=0 if paired else 1), at)
+    return Multiplier(
+        counts[0] / counts[1] if counts[1] else math.inf,
+        joint_interval(dense_draws, sparse_draws),
+        (dense.sample, sparse.sample),
+        paired,
+    )
 
 
 def pool(curves: Sequence[Curve]) -> Curve:
-    """Join the curves of several task seeds into one, with a band over seeds and prompts."""
+    """Join the curves of several task seeds into one, with a band over seeds and prompts.
+
+    The curves need the same grid, so they cannot be refined around their own counts: measure them with ``refine=0``, or
+    give all tasks to `explained_effect` at once.
+    """
     first = curves[0]
-    if any(curve.asked != first.asked or curve.none.shape != first.none.shape for curve in curves):
+    if any(curve.asked != first.asked or curve.none.shape[1] != first.none.shape[1] for curve in curves):
         raise GatelensError("only curves with the same grid and the same number of prompts can be pooled.")
     randoms = [curve.random for curve in curves if curve.random is not None]
+    known = all(curve.fingerprints for curve in curves)
     return replace(
         first,
         total=max(curve.total for curve in curves),
@@ -200,36 +193,34 @@ def pool(curves: Sequence[Curve]) -> Curve:
         none=torch.cat([curve.none for curve in curves]),
         everything=torch.cat([curve.everything for curve in curves]),
         random=pool(randoms) if randoms else None,
+        fingerprints=tuple(one for curve in curves for one in curve.fingerprints) if known else (),
     )
 
 
-def _evaluate(circuits: Circuits, ks: list[int], name: str, settings: CurveSettings) -> Curve:
-    """Evaluate the circuits of a grid that begins with no gates and ends with all of them."""
-    cuts = [ks[start : start + _ROWS] for start in range(0, len(ks), _ROWS)]
-    context = circuits.context
-    context.begin(f"{name}: {circuits.level.noun} kept", len(cuts) * len(circuits.batches))
-    metrics = torch.empty(len(ks), len(circuits.task))
-    for i, bucket in enumerate(circuits.batches):
-        pieces = [context.piece(f"{name}-{i}-{n}", partial(circuits.metric, i, cut)) for n, cut in enumerate(cuts)]
-        metrics[:, bucket.which] = torch.cat(pieces).float()
-    return Curve(
-        level=circuits.level.name,
-        total=circuits.total,
-        asked=ks,
-        kept=torch.tensor(circuits.counts(ks)),
-        metrics=metrics[None],
-        none=metrics[None, 0],
-        everything=metrics[None, -1],
-        ranking=settings.ranking,
-        source=settings.source,
-    )
+@lru_cache(maxsize=8)
+def _draws(seeds: int, prompts: int, seed: int = 0) -> Float[Tensor, "draw seed prompt"]:
+    """How often each draw of a bootstrap has each prompt. The same arguments give the same draws.
+
+    Arguments:
+        seed: decides the draws. Two curves with the same prompts use the same seed, so that they are paired.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(prompts, (_RESAMPLES, seeds, prompts), generator=generator)
+    weights = torch.zeros(_RESAMPLES, seeds, prompts).scatter_add_(2, drawn, torch.ones(drawn.shape))
+    if seeds > 1:
+        drawn_seeds = torch.randint(seeds, (_RESAMPLES, seeds), generator=generator)
+        times = torch.zeros(_RESAMPLES, seeds).scatter_add_(1, drawn_seeds, torch.ones(drawn_seeds.shape))
+        weights = weights * times[..., None]
+    return weights
 
 
-def _refuse_flat(possible: float, noun: str, model: Model, task: CircuitTask) -> None:
-    """Raise an error if leaving out everything hardly changes the metric: the explained effect would divide by 0."""
-    if abs(possible) < 1e-6:
-        raise GatelensError(
-            f"leaving out all {noun} of {model.name} changes the metric of {task.name} by only {possible:.1g}: there "
-            f"is no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows whether the model has "
-            "this behaviour at all."
-        )
+def _first_that_stays(effects: Float[Tensor, "draw point"], threshold: float) -> tuple[Tensor, Tensor]:
+    """The first point of each curve that reaches the threshold and stays there at the next point, and if there is one.
+
+    Returns:
+        (draw,) the index of the point, and (draw,) whether there is one.
+    """
+    reached = effects >= threshold - 1e-6
+    stays = reached.clone()
+    stays[:, :-1] &= reached[:, 1:]
+    return stays.int().argmax(1), stays.any(1)

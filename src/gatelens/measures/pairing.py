@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.counts import Multiplier
 from gatelens.measures.curves import multiplier
 
 MUST_AGREE = ("level", "method", "threshold", "ranking", "source", "seed")
@@ -60,13 +61,13 @@ def dense_model_of(sparse: CircuitResult, circuits: Sequence[CircuitResult]) -> 
     return max((name for name in same_shape if name in sparse.model), key=len, default=None)
 
 
-def multiplier_of(dense: CircuitResult | None, sparse: CircuitResult) -> float | None:
+def multiplier_of(dense: CircuitResult | None, sparse: CircuitResult) -> Multiplier | None:
     """Dense count / sparse count at the threshold of the circuits.
 
     Returns:
         The multiplier, or None if there is no dense circuit or if one of the curves does not reach the threshold.
     """
-    if dense is None or dense.count is None or sparse.count is None:
+    if dense is None or dense.count.value is None or sparse.count.value is None:
         return None
     return multiplier(dense.curve, sparse.curve, sparse.settings.threshold)
 

@@ -51,13 +51,7 @@ def kept_plan(groups: Sequence[Group]) -> Plan:
     pairs = dict.fromkeys(
         (entry.dense, entry.label) for group in groups for entry in group.entries if entry.dense is not None
     )
-    needed = [
-        f"{entry.label} does not reach it for {group.task}"
-        if entry.count is None
-        else f"{entry.label} needs {entry.count:,.0f} for {group.task}"
-        for group in groups
-        for entry in group.entries
-    ]
+    needed = [f"{entry.label} for {group.task}: {entry.count}" for group in groups for entry in group.entries]
 
     def table() -> Table:
         records: list[Sequence[Any]] = []
@@ -71,7 +65,8 @@ def kept_plan(groups: Sequence[Group]) -> Plan:
 
     return Plan(
         f"{noun[0].upper()}{noun[1:]} kept ({method})",
-        f"Explained effect against the number of {noun} kept. At {threshold:.0%}: {'; '.join(needed)}.",
+        f"Explained effect against the number of {noun} kept. Needed for {threshold:.0%}, with 95 % intervals: "
+        f"{', '.join(needed)}.",
         lambda: kept_figure(curves, threshold=threshold, pairs=list(pairs)),
         table,
     )

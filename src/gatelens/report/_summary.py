@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.counts import Count, Multiplier
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.report._runs import CircuitRun, labels
 
@@ -18,10 +19,10 @@ class Entry:
 
     label: str
     run: CircuitRun
-    count: float | None  # gates needed for the threshold; None if the curve does not reach it
-    random: float | None  # gates that a random ranking needs
+    count: Count  # gates needed for the threshold
+    random: Count | None  # gates that a random ranking needs; None if there is no baseline
     dense: str | None  # the label of the dense model that this model is compared with
-    multiplier: float | None  # dense count / sparse count, if there is a dense model and both counts are reached
+    multiplier: Multiplier | None  # dense count / sparse count, if there is a dense model and both counts are reached
 
     @property
     def result(self) -> CircuitResult:
@@ -75,7 +76,7 @@ def _entry(label: str, run: CircuitRun, label_of: Mapping[CircuitResult, str]) -
         label,
         run,
         result.count,
-        None if random is None else random.count_at(result.settings.threshold),
+        None if random is None else random.counted(result.settings.threshold),
         None if dense is None else label_of[dense],
         multiplier_of(dense, result),
     )

@@ -19,7 +19,7 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.report._describe import describe, models_with_shared_inputs, place
 from gatelens.report._gallery import draw_pictures
-from gatelens.report._numbers import count, decimal, times
+from gatelens.report._numbers import decimal
 from gatelens.report._plans import titles
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import Runs
@@ -144,7 +144,7 @@ def _render(**values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"count": count, "decimal": decimal, "times": times}
+    env.filters |= {"decimal": decimal}
     return env.get_template("index.html").render(**values)
 
 

@@ -24,6 +24,7 @@ n = 4
 steps = 2
 points = 6
 random_points = 3
+refine = 0
 sample = 0
 """
 GATE = """\

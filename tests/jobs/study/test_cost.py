@@ -18,7 +18,7 @@ from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.jobs import circuit_forwards, roles_forwards
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.jobs.study.run import run_study
-from gatelens.measures.curves import explained_effect
+from gatelens.measures.effect import explained_effect
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model.graph import Graph
 
@@ -26,7 +26,8 @@ GRAPH, LENGTH = Graph(n_layers=2, n_heads=5, n_kv_heads=5), 8  # 10 heads
 
 
 def small(**changes: Any) -> CircuitSettings:
-    return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, "sample": 0, "describe": 0, **changes})
+    less = {"sample": 0, "describe": 0, "refine": 0}
+    return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, **less, **changes})
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,8 @@ def small(**changes: Any) -> CircuitSettings:
         # the check: scores once more, and 7 heads patched, on as many of 8 prompts as there are
         (small(sample=7, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2 + 3.5)),
         (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
+        # 0, 2, 4, 6, 8 and 10 heads: one more between each two at most
+        (small(method="eap", refine=0.05), 4 * (2 + 2 + 6 + 5 + 3) + 4),
         (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 3) + 4),
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
         # 10 heads described: half a forward each and 6 more

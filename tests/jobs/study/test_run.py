@@ -35,11 +35,12 @@ class TestResults:
         file = write_study(place, circuit=LEVELS, gate=True)
         summary = go(file, place / "out")
         assert summary.failed == 0
-        settings = CircuitSettings(level="edges", n=4, steps=2, points=6, random_points=3, sample=0)
+        settings = CircuitSettings(level="edges", n=4, steps=2, points=6, random_points=3, sample=0, refine=0)
         alone = find_circuit(load(place / "sparse"), "induction", settings, options={"length": 4})
         ours = load_circuit(place / "out" / "cells" / "edges-induction-sparse")
         assert torch.equal(ours.curve.metrics, alone.curve.metrics)
-        assert summary.outcomes["edges-induction-sparse"].count == alone.count
+        assert summary.outcomes["edges-induction-sparse"].shown == str(alone.count)
+        assert summary.outcomes["edges-induction-sparse"].count_high == alone.count.interval.high
         roles = load_roles(place / "out" / "cells" / "roles-induction-dense").roles
         needed = int((roles.minus >= 0.5).all(0).sum())
         assert summary.outcomes["roles-induction-dense"].count == needed
@@ -52,13 +53,16 @@ class TestResults:
         assert sorted(rows) == sorted(cell["cell"] for cell in summary["cells"]) == sorted(no_report[0])
         for level in ("heads", "edges"):
             counts = [
-                load_circuit(place / "out" / "cells" / f"{level}-induction-{model}").count
+                load_circuit(place / "out" / "cells" / f"{level}-induction-{model}").count.value
                 for model in ("dense", "sparse")
             ]
             assert [float(rows[f"{level}-induction-{m}"]["count"]) for m in ("dense", "sparse")] == counts
             (comparison,) = [entry for entry in summary["multipliers"] if entry["level"] == level]
             assert (comparison["dense"], comparison["sparse"]) == ("dense", "sparse")
             assert comparison["multiplier"] == pytest.approx(counts[0] / counts[1])
+            assert comparison["paired"]
+            assert comparison["multiplier_low"] <= comparison["multiplier"]  # the upper end may be open
+            assert rows[f"{level}-induction-sparse"]["prompts"] == "4"
             assert float(rows[f"{level}-induction-sparse"]["multiplier"]) == pytest.approx(counts[0] / counts[1], 1e-4)
             assert rows[f"{level}-induction-dense"]["multiplier"] == ""
 

@@ -38,8 +38,13 @@ def run(file: Path, out: Path) -> tuple[list[str], list[str]]:
     assert not summary.problems
     with (out / "summary.csv").open() as opened:
         lines = [line for line in csv.DictReader(opened) if line["multiplier"]]
-    in_csv = [f"{line['level']} {line['model']} {float(line['multiplier']):.1f}x" for line in lines]
+    in_csv = [f"{line['level']} {line['model']} {rounded(float(line['multiplier']))}" for line in lines]
     return sorted(in_csv), sorted(on_page(summary.report))
+
+
+def rounded(ratio: float) -> str:
+    """A multiplier with three digits, as tables print it."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x"
 
 
 def on_page(path: Path | None) -> list[str]:
@@ -52,9 +57,11 @@ def on_page(path: Path | None) -> list[str]:
         level = re.findall(r'<td rowspan="\d+">(\w+)', group)[0]
         for line in re.findall(r'<td class="model">(.*?)</tr>', group, re.DOTALL):
             model = re.split(r"[ <]", line)[0]
-            multiplier = re.findall(r'class="number strong">(.*?)<', line)[1]
+            multiplier = re.findall(r'class="number (?:strong|unclear)">(.*?)<', line)[1]
             if multiplier != "-":
-                multipliers.append(f"{level} {model} {multiplier}")
+                ratio, _, interval = multiplier.partition(" (")
+                assert re.fullmatch(r".*( to .*| or more); 4 prompts\)(, no difference shown)?", interval)
+                multipliers.append(f"{level} {model} {ratio}")
     return multipliers
 
 
@@ -62,10 +69,10 @@ def expected(out: Path, dense: str) -> list[str]:
     """The multipliers of the sparse model against this dense one, from the saved counts."""
     multipliers = []
     for level in ("heads", "edges"):
-        counts = [load_circuit(out / "cells" / f"{level}-induction-{name}").count for name in (dense, "sparse")]
+        counts = [load_circuit(out / "cells" / f"{level}-induction-{name}").count.value for name in (dense, "sparse")]
         assert counts[0]
         assert counts[1]
-        multipliers.append(f"{level} sparse {counts[0] / counts[1]:.1f}x")
+        multipliers.append(f"{level} sparse {rounded(counts[0] / counts[1])}")
     return sorted(multipliers)
 
 
@@ -115,7 +122,7 @@ def test_of_several_sparse_models_only_the_named_one_is_compared(place: Path) ->
             stated = {line["cell"]: line["multiplier"] for line in csv.DictReader(table) if line["multiplier"]}
         groups = summarise(read_runs([place / "out" / "cells"]).circuits)
         entries = [entry for group in groups for entry in group.entries]
-        shown = {entry.run.folder.name: f"{entry.multiplier:.6g}" for entry in entries if entry.multiplier}
+        shown = {entry.run.folder.name: f"{entry.multiplier.ratio:.6g}" for entry in entries if entry.multiplier}
         assert stated == shown
         assert len(stated) == 4  # two levels and two rankings
         assert {comparison.dense for comparison in summary.multipliers} == {name}

@@ -22,6 +22,7 @@ from pydantic import Field
 from gatelens.errors import GatelensError
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study.file import Study
+from gatelens.measures.counts import CountColumns
 from gatelens.runtime.files import make_folder, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, refuse_other_files
@@ -29,13 +30,13 @@ from gatelens.runtime.run_folder import RESULT, refuse_other_files
 Status = Literal["waiting", "running", "done", "failed"]
 
 
-class Outcome(Record):
+class Outcome(CountColumns, Record):
     """The state of a cell: the schema of ``state/NAME.json``."""
 
     name: str
     status: Status = "waiting"
     fingerprint: str = ""
-    count: float | None = Field(None, description="gates needed; for roles, heads that facilitate in all seeds")
+    shown: str | None = Field(None, description="the count as it is printed, with its interval and number of prompts")
     total: int | None = Field(None, description="number of gates")
     sparse: bool | None = Field(None, description="whether the model's attention is gated")
     seconds: float | None = None

@@ -7,7 +7,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,8 @@ def _run_job(cell: Cell, model: Model, folder: Path, progress: Progress | None) 
         dense=cell.model.dense,
         progress=progress,
     )
-    return {"status": "done", "sparse": is_sparse(model.hf), **asdict(finding)}
+    found = {"shown": finding.shown, "total": finding.total, "seconds": finding.seconds}
+    return {"status": "done", "sparse": is_sparse(model.hf), **dict(finding.count), **found}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,9 @@ from gatelens.jobs._task import Task
 from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, find_circuit, memory_estimate
 from gatelens.jobs.roles import find_roles
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.measures.counts import CountColumns
 from gatelens.measures.describe import describe_cost
+from gatelens.measures.effect import most_refined_points
 from gatelens.measures.roles_result import ORDERS, RolesSettings
 from gatelens.methods.registry import FORWARD_BACKWARD
 from gatelens.model import Model
@@ -34,12 +36,14 @@ class Finding:
     """What a study records of a finished run.
 
     Arguments:
-        count: gates needed for the threshold, None if it is not reached; for roles, heads that facilitate in all seeds.
+        count: the count as columns of the summary. For roles: heads that facilitate in all seeds.
+        shown: the count as it is printed, with its interval and the number of prompts.
         total: number of gates.
         seconds: how long the run took.
     """
 
-    count: float | None
+    count: CountColumns
+    shown: str
     total: int
     seconds: float
 
@@ -105,7 +109,7 @@ def _run_circuit(
     progress: Progress | None,
 ) -> Finding:
     result = find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
-    return Finding(result.count, result.curve.total, result.seconds)
+    return Finding(result.count.columns(), str(result.count), result.curve.total, result.seconds)
 
 
 def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> float:
@@ -113,7 +117,8 @@ def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> fl
     level, method = LEVELS[settings.level], settings.chosen_method
     n_gates = level.n_gates(graph, length)
     scored = method.forwards(level, n_gates, settings.method_settings)
-    n_points = len(level.grid(n_gates, settings.points))
+    grid = level.grid(n_gates, settings.points)
+    n_points = len(grid) + most_refined_points(grid, settings.refine)
     if settings.random_points:
         n_points += len(level.grid(n_gates, max(2, settings.random_points)))
     checked = 0.0
@@ -150,7 +155,10 @@ def _run_roles(
     result = find_roles(model, task, settings, out=out, options=options, progress=progress)
     n_heads = result.roles.gates[0].numel()
     facilitating = round(result.roles.summary()["facilitation"]["all seeds"] * n_heads)
-    return Finding(float(facilitating), n_heads, result.seconds)
+    seeds = len(result.roles.gates)
+    shown = f"{facilitating} in all {seeds} seeds" if seeds > 1 else f"{facilitating} in 1 seed"
+    columns = CountColumns(count=facilitating, prompts=settings.n, seeds=seeds)
+    return Finding(columns, f"{shown} ({settings.n} examples)", n_heads, result.seconds)
 
 
 def roles_forwards(settings: RolesSettings) -> float:

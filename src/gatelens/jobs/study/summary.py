@@ -17,13 +17,13 @@ from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import Outcome, Status, StudyFolder
 from gatelens.jobs.study.file import Study
 from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.counts import CountColumns, MultiplierColumns
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.runtime.files import write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
-from gatelens.runtime.settings import Settings
 
 
-class CellSummary(Settings):
+class CellSummary(CountColumns, MultiplierColumns):
     """A line of ``summary.csv``, and an entry of ``cells`` in ``summary.json``."""
 
     cell: str
@@ -34,21 +34,21 @@ class CellSummary(Settings):
     model: str
     varied: dict[str, Any]
     threshold: float | None
-    count: float | None
     total: int | None
-    multiplier: float | None = Field(description="of a sparse model: dense count / sparse count")
     seconds: float | None
     reason: str | None
 
 
-class Comparison(Settings):
+class Comparison(MultiplierColumns):
     """Dense count / sparse count of one task at one level. Above 1, the sparse model needs fewer gates."""
 
     task: str
     level: str
     dense: str
     sparse: str
-    multiplier: float
+    prompts: int | None = Field(default=None, description="prompts of the sparse model, for each task seed")
+    seeds: int | None = Field(default=None, description="task seeds of the sparse model")
+    shown: str = Field(default="-", description="the multiplier as it is printed, with interval and number of prompts")
     varied: dict[str, Any] = Field(default={})
 
 
@@ -106,20 +106,25 @@ class Summary:
             multipliers=self.multipliers,
         )
         write_json(out / "summary.json", record.model_dump(mode="json"))
+        numbers = [*CountColumns.model_fields, *MultiplierColumns.model_fields]  # after what they are about
+        header = [*(name for name in CellSummary.model_fields if name not in numbers), *numbers]
         lines = ({**dict(cell), "varied": _in_words(cell.varied)} for cell in cells)
-        write_csv(out / "summary.csv", list(CellSummary.model_fields), (list(line.values()) for line in lines))
+        write_csv(out / "summary.csv", header, ([line[name] for name in header] for line in lines))
 
     def table(self) -> Table:
         """A table for the terminal."""
-        table = Table("cell", "status", "count", "of", "multiplier", "seconds", title=escape(self.study.title))
+        caption = "Counts and multipliers with their 95 % intervals over prompts"
+        header = ("cell", "status", "count", "of", "multiplier", "seconds")
+        table = Table(*header, title=escape(self.study.title), caption=caption)
         for cell in self.cells():
-            not_reached = cell.status == "done" and cell.count is None
+            comparison = self.comparisons.get(cell.cell)
+            multiplier = "-" if comparison is None else escape(comparison.shown)
             table.add_row(
                 escape(cell.cell),
                 cell.status,
-                "not reached" if not_reached else _number(cell.count, ",.0f"),
+                self.outcomes[cell.cell].shown or "-",
                 _number(cell.total, ",d"),
-                _number(cell.multiplier, ".1f"),
+                multiplier if comparison is None or comparison.shows_difference else f"[dim]{multiplier}[/dim]",
                 _number(cell.seconds, ",.0f"),
                 style="" if cell.status == "done" else "red",
             )
@@ -155,13 +160,19 @@ def compare(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: Stud
                 level=cell.level,
                 dense=dense.model,
                 sparse=sparse.model,
-                multiplier=ratio,
+                prompts=sparse.curve.sample.prompts,
+                seeds=sparse.curve.sample.seeds,
+                shown=str(ratio),
                 varied=cell.varied,
+                **dict(ratio.columns()),
             )
     return comparisons
 
 
 def _summarise(cell: Cell, outcome: Outcome, comparison: Comparison | None) -> CellSummary:
+    counts = {name: getattr(outcome, name) for name in CountColumns.model_fields}
+    multipliers = {name: getattr(comparison, name, None) for name in MultiplierColumns.model_fields}
+    columns: dict[str, Any] = {**cell.job.columns(cell.settings), **counts, **multipliers}
     return CellSummary(
         cell=cell.name,
         status=outcome.status,
@@ -169,12 +180,10 @@ def _summarise(cell: Cell, outcome: Outcome, comparison: Comparison | None) -> C
         task=cell.task,
         model=cell.model.label,
         varied=cell.varied,
-        count=outcome.count,
         total=outcome.total,
-        multiplier=None if comparison is None else comparison.multiplier,
         seconds=outcome.seconds,
         reason=outcome.reason,
-        **cell.job.columns(cell.settings),
+        **columns,
     )
 
 

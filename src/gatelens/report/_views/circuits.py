@@ -81,6 +81,7 @@ def _side(label: str, run: CircuitRun, top: list[Edge], places: dict[int, Places
         "total": graph.n_edges,
         "threshold": threshold,
         "count": curve.count_at(threshold),
+        "needed": str(curve.counted(threshold)),
         "curve": {"asked": curve.asked, "kept": short(curve.kept), "effect": short(curve.effect)},
         "names": names,
         "places": [

@@ -171,11 +171,10 @@
   }
 
   function tell(side, kept) {
-    const { joins, score, total, curve, count, threshold } = side.data;
+    const { joins, score, total, curve, needed, threshold } = side.data;
     const asked = Math.min(kept, score.length);
     const live = joins.filter((join) => join > 0 && join <= asked).length;
     const at = curve.asked.findLastIndex((k) => k <= asked);
-    const needed = count === null ? "not reached" : count.toLocaleString("en");
     side.status.replaceChildren(
       make("strong", {}, `${live} of ${asked} edges are on a path`), `, of ${total.toLocaleString("en")} in all. `,
       `The top ${curve.asked[at].toLocaleString("en")} explain ${curve.effect[at].toFixed(2)} of the effect; ${Math.round(100 * threshold)} % needs ${needed}.`,

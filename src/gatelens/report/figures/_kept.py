@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS
 from gatelens.measures.curves import Curve, multiplier
-from gatelens.report._numbers import times
 from gatelens.report.figures._style import GREY, THIN, colours, log_axis, note, panel_axes, power, shape, styled
 from gatelens.report.figures._text import shown, task_title, wrapped
 
@@ -138,13 +137,13 @@ def _compare(
         ends = [max(count, axis.get_xlim()[0]) for count in counts if count is not None]
         if len(ends) < 2:
             continue
-        ratio = times(multiplier(curves[dense], curves[sparse], threshold))
+        ratio = multiplier(curves[dense], curves[sparse], threshold)
         alone = len(pairs) == 1
-        label = "_multiplier" if alone else _entry(f"{shown(dense)} / {shown(sparse)}: {ratio}")
-        colour = "0.15" if alone else styles[sparse][0]
+        label = "_multiplier" if alone else _entry(f"{shown(dense)} / {shown(sparse)}: {ratio.brief}")
+        colour = GREY if not ratio.shows_difference else "0.15" if alone else styles[sparse][0]
         axis.plot(ends, [threshold] * 2, "--", color=colour, linewidth=0.9, zorder=3, label=label)
         if alone:
-            _above(axis, ends, threshold, ratio)
+            _above(axis, ends, threshold, ratio.brief, colour)
 
 
 def _entry(text: str) -> str:
@@ -168,7 +167,7 @@ def _points(curve: Curve) -> tuple[list[float], list[float], list[float], list[f
     return counts, effects, low, high
 
 
-def _above(axis: Axes, ends: Sequence[float], threshold: float, text: str) -> None:
+def _above(axis: Axes, ends: Sequence[float], threshold: float, text: str, colour: str) -> None:
     """Write the multiplier above the middle of its line, inside the panel."""
     low, high = axis.get_xlim()
     log = axis.get_xscale() == "log"
@@ -176,13 +175,14 @@ def _above(axis: Axes, ends: Sequence[float], threshold: float, text: str) -> No
     place = math.log(middle / low) / math.log(high / low) if log else (middle - low) / (high - low)
     written = axis.annotate(
         text,
-        (min(max(place, 0.1), 0.9), threshold),
+        (min(max(place, 0.28), 0.72), threshold),
         xycoords=("axes fraction", "data"),
         xytext=(0, 1.5),
         textcoords="offset points",
         ha="center",
         va="bottom",
-        fontsize=8,
+        fontsize=7,
+        color=colour,
         zorder=4,
     )
     written.set_path_effects([patheffects.withStroke(linewidth=2, foreground="white")])

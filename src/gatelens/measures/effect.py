@@ -1,0 +1,229 @@
+"""Measure the explained effect of top-k circuits: a grid of k, refined around the count, and a random baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Bool
+from pydantic import Field
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates import EDGES
+from gatelens.gates.level import Ranking, Scores, Source
+from gatelens.measures.curves import Curve
+from gatelens.measures.top_k import Circuits
+from gatelens.model import Model
+from gatelens.model.graph import Graph
+from gatelens.runtime.context import Context
+from gatelens.runtime.settings import Settings
+from gatelens.tasks.base import CircuitTask
+
+_ROWS = 8  # circuits in one piece of work
+REFINED_POINTS = 24  # about as many circuits are added around a count
+_ROUNDS = 6  # refinement stops here, even if neighbours of a very jagged curve still differ by more
+
+
+class CurveSettings(Settings):
+    """How a curve is drawn."""
+
+    ranking: Ranking = Field(default="absolute", description="rank gates by the absolute or by the signed score")
+    source: Source = Field(default="corrupt", description="what a circuit leaves out is set to: corrupt, mean or zero")
+    points: int = Field(default=0, ge=0, description="how many circuits to evaluate (0: a grid that suits the level)")
+    random_points: int = Field(default=12, ge=0, description="circuits of the random baseline (0: no baseline)")
+    threshold: float = Field(default=0.9, gt=0, le=1, description="explained effect at which gates are counted")
+    refine: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="add circuits around the count until neighbours differ by this share at most, or by one gate (0: "
+        "add none)",
+    )
+
+    def model_post_init(self, _: object) -> None:
+        if self.points == 1:
+            raise GatelensError("points is 1: a curve has at least 2 points, or 0 for a grid that suits the level.")
+
+
+def explained_effect(
+    model: Model,
+    task: CircuitTask | Sequence[CircuitTask],
+    scores: Scores | Sequence[Scores],
+    settings: CurveSettings | None = None,
+    *,
+    context: Context | None = None,
+) -> Curve:
+    """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
+
+    The grid is refined around the count at ``settings.threshold``.
+
+    Arguments:
+        task: the prompts that circuits are evaluated on; a list for several task seeds.
+        scores: what gates are ranked by; a list for several task seeds. Gates that all prompts share may have been
+            scored on other prompts than those of the task.
+
+    Returns:
+        A curve over all task seeds. Cost: ``level.cost.circuit`` forwards for each circuit: 1 for heads and attention
+        edges, 1.5 to 2 for edges between components.
+    """
+    settings, context = settings or CurveSettings(), context or Context()
+    tasks = [task] if isinstance(task, CircuitTask) else list(task)
+    all_scores = [scores] if isinstance(scores, Scores) else list(scores)
+    if len(tasks) != len(all_scores):
+        raise GatelensError(f"{len(tasks)} tasks and {len(all_scores)} scores: give the scores of each task.")
+    circuits = [
+        Circuits.of(
+            model, own, ranked, settings.ranking, settings.source, context if len(tasks) == 1 else context.part(f"{i}")
+        )
+        for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
+    ]
+    return measure_curve(circuits, settings)
+
+
+def measure_curve(circuits: Sequence[Circuits], settings: CurveSettings) -> Curve:
+    """The curve of these circuits, one ranking for each task seed, and the random baseline.
+
+    All seeds share the grid: the coarse one of the level, and the points that are added around the count.
+    """
+    first, total = circuits[0], max(own.total for own in circuits)
+    # 1. The coarse grid, from no gates to all of them.
+    curve = _evaluate(circuits, first.level.grid(total, settings.points), "curve", settings)
+    for own, possible in zip(circuits, (curve.everything - curve.none).mean(1).tolist(), strict=True):
+        _refuse_flat(possible, own.level.noun, own.model, own.task)
+    # 2. More circuits around the count and between the ends of its interval.
+    for _ in range(_ROUNDS):
+        more = refinement(curve, settings.threshold, settings.refine) if settings.refine else []
+        if not more:
+            break
+        curve = curve.with_points(_evaluate(circuits, more, "refined curve", settings))
+    # 3. The baseline.
+    if settings.random_points:
+        coarse = first.level.grid(total, max(2, settings.random_points))
+        shuffled = [own.shuffled(own.task.seed) for own in circuits]
+        curve = replace(curve, random=_evaluate(shuffled, coarse, "random", settings))
+    return curve
+
+
+def refinement(curve: Curve, threshold: float, step: float) -> list[int]:
+    """The numbers of gates to evaluate next, so that the count and its interval are known more precisely.
+
+    The count is refined until it differs from the point before it by at most ``step`` of itself, or by one gate. So is
+    the span of the interval, with at most `REFINED_POINTS` circuits for the whole span.
+
+    Returns:
+        Numbers in ascending order, none of which the curve has yet. There are none if the curve is fine enough, or does
+        not reach the threshold.
+    """
+    point = curve.point_at(threshold)
+    if point is None:
+        return []
+    low, high = curve.count_interval(threshold)
+    kept = curve.kept.tolist()
+    first = point if low is None else min(point, _point_of(kept, low))
+    last = point if high is None else max(point, _point_of(kept, high))
+    span = kept[last] / max(1.0, kept[max(0, first - 1)])
+    coarser = max(step, span ** (1 / REFINED_POINTS) - 1)
+    more: set[int] = set()
+    for end in range(max(1, first), last + 1):
+        more |= _between(curve.asked, kept, end, step if end == point else coarser)
+    return sorted(more - set(curve.asked))
+
+
+def most_refined_points(grid: Sequence[int], step: float) -> int:
+    """About how many circuits a refinement of this grid adds, for the estimate of the cost."""
+    finer = [len(_between(grid, [float(k) for k in grid], end, step)) for end in range(1, len(grid))] if step else []
+    return min(REFINED_POINTS, sum(finer))
+
+
+def _point_of(kept: Sequence[float], count: float) -> int:
+    """The first point that keeps this many gates."""
+    return next(i for i, n in enumerate(kept) if n >= count)
+
+
+def _between(asked: Sequence[int], kept: Sequence[float], end: int, step: float) -> set[int]:
+    """Numbers between two neighbouring points, at most one batch of rows, evenly spaced by their logarithm."""
+    start, stop = asked[end - 1], asked[end]
+    if kept[end] - kept[end - 1] <= max(1.0, step * kept[end]) or stop - start <= 1:
+        return set()
+    lowest = max(start, 1)
+    wanted = math.ceil(math.log(stop / lowest) / math.log(1 + step)) - 1
+    n = min(max(wanted, 1), _ROWS)
+    numbers = {round(lowest * (stop / lowest) ** (i / (n + 1))) for i in range(1, n + 1)} | {(start + stop) // 2}
+    return {number for number in numbers if start < number < stop}
+
+
+def edges_effect(
+    model: Model,
+    task: CircuitTask,
+    kept: Bool[Tensor, "source destination"],
+    source: Source = "corrupt",
+    *,
+    context: Context | None = None,
+) -> tuple[float, float]:
+    """The explained effect of a given set of edges, and that of all other edges. Cost: four edge circuits.
+
+    Use it for circuits that other tools wrote (`gatelens.measures.exchange.read_graph`).
+
+    Arguments:
+        kept: the edges of the circuit.
+        source: what all other edges read.
+    """
+    edges = Graph.of(model.anatomy).edges.flatten().nonzero()[:, 0]
+    chosen = kept.flatten()[edges]
+    order, k = torch.cat([edges[chosen], edges[~chosen]]), int(chosen.sum())
+    circuits = Circuits(EDGES, model, task, [order], source, context or Context())
+    metrics = torch.empty(4, len(task))
+    for i, bucket in enumerate(circuits.batches):
+        inside = circuits.metric(i, [0, k, circuits.total])
+        metrics[:, bucket.which] = torch.cat([inside, circuits.metric(i, [k], complement=True)]).float()
+    none, circuit, everything, rest = metrics.mean(1).tolist()
+    _refuse_flat(everything - none, EDGES.noun, model, task)
+    return (circuit - none) / (everything - none), (rest - none) / (everything - none)
+
+
+def _evaluate(circuits: Sequence[Circuits], ks: list[int], name: str, settings: CurveSettings) -> Curve:
+    """The curve of all seeds on a grid. Only the ends of a grid from no gates to all of them are the true ends."""
+    metrics = torch.stack([_metrics(own, ks, name) for own in circuits])
+    first = circuits[0]
+    return Curve(
+        level=first.level.name,
+        total=max(own.total for own in circuits),
+        asked=ks,
+        kept=torch.tensor([own.counts(ks) for own in circuits]).mean(0),
+        metrics=metrics,
+        none=metrics[:, 0],
+        everything=metrics[:, -1],
+        ranking=settings.ranking,
+        source=settings.source,
+        fingerprints=tuple(own.task.fingerprint() for own in circuits),
+    )
+
+
+def _metrics(circuits: Circuits, ks: list[int], name: str) -> Tensor:
+    """The metric of each circuit on each prompt of one task seed: (point, prompt)."""
+    cuts = [ks[start : start + _ROWS] for start in range(0, len(ks), _ROWS)]
+    context = circuits.context
+    context.begin(f"{name}: {circuits.level.noun} kept", len(cuts) * len(circuits.batches))
+    metrics = torch.empty(len(ks), len(circuits.task))
+    for i, bucket in enumerate(circuits.batches):
+        # The name of a piece says which circuits it holds, because a refined grid depends on what was measured before.
+        pieces = [
+            context.piece(f"{name}-{i}-{'-'.join(map(str, cut))}".replace(" ", "-"), partial(circuits.metric, i, cut))
+            for cut in cuts
+        ]
+        metrics[:, bucket.which] = torch.cat(pieces).float()
+    return metrics
+
+
+def _refuse_flat(possible: float, noun: str, model: Model, task: CircuitTask) -> None:
+    """Raise an error if leaving out everything hardly changes the metric: the explained effect would divide by 0."""
+    if abs(possible) < 1e-6:
+        raise GatelensError(
+            f"leaving out all {noun} of {model.name} changes the metric of {task.name} by only {possible:.1g}: there "
+            f"is no effect to explain. `gatelens tasks {task.name} --model {model.name}` shows whether the model has "
+            "this behaviour at all."
+        )
