@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gatelens.errors import GatelensError
-from gatelens.tasks.builtin.greater_than import EVENTS, TEMPLATE, build, decidable_years
+from gatelens.tasks.builtin.greater_than import EVENTS, TEMPLATES, build, decidable_years
 
 from .conftest import REAL, made, real
 
 STYLES = {"gpt2": "two digits", "neox": "two digits", "llama3": "three digits"}
 NUMBERS = " ".join(f"{i:0{width}}" for width in (1, 2, 3, 4) for i in range(10**width))
-TEXT = " ".join([TEMPLATE, *EVENTS, NUMBERS, "so"])
+TEXT = " ".join([*TEMPLATES, *EVENTS, NUMBERS, "so"])
 
 
 @pytest.mark.parametrize("which", REAL)

@@ -135,7 +135,10 @@ def _is_response(lines: dict[int, str]) -> bool:
 def _pair(value: dict[str, Any]) -> Pair:
     clean, corrupt = (_text(value, key, CIRCUIT_KEYS) for key in ("clean", "corrupt"))
     answers, wrong = (_texts(value, key) for key in ("answer", "wrong"))
-    return Pair(clean, corrupt, answers, wrong, _roles(value.get("roles", {}), clean))
+    template = value.get("template", "")
+    if not isinstance(template, str):
+        raise ValueError("'template' must be a text that names the template of the prompt")
+    return Pair(clean, corrupt, answers, wrong, _roles(value.get("roles", {}), clean), template)
 
 
 def _roles(roles: Any, clean: str) -> tuple[Span, ...]:

@@ -48,19 +48,54 @@ def join(task: CircuitTask, parts: Sequence[Iterable[Tensor]]) -> list[Tensor]:
 
 def take(task: CircuitTask, n: int) -> CircuitTask:
     """The task with its first n prompts only."""
-    masks = [(bucket, bucket.which < n) for bucket in task.buckets]
-    buckets = [
-        Bucket(bucket.clean[mask], bucket.corrupt[mask], bucket.which[mask]) for bucket, mask in masks if mask.any()
-    ]
-    roles = replace(task.token_roles, ids=task.token_roles.ids[:n])
+    return select(task, range(min(n, len(task))))
+
+
+def select(task: CircuitTask, prompts: Sequence[int]) -> CircuitTask:
+    """The task with some of its prompts only, in this order.
+
+    Arguments:
+        prompts: the numbers of the prompts in the task's `pairs`, each at most once.
+    """
+    place = torch.full((len(task),), -1)
+    place[list(prompts)] = torch.arange(len(prompts))
+    buckets: list[Bucket] = []
+    for bucket in task.buckets:
+        which, order = place[bucket.which].sort()
+        order, which = order[which >= 0], which[which >= 0]
+        if len(which):
+            buckets.append(Bucket(bucket.clean[order], bucket.corrupt[order], which))
+    numbers = torch.tensor(list(prompts), dtype=torch.int64)
     return replace(
         task,
-        pairs=task.pairs[:n],
+        pairs=[task.pairs[number] for number in prompts],
         buckets=buckets,
-        answer_ids=task.answer_ids[:n],
-        wrong_ids=task.wrong_ids[:n],
-        token_roles=roles,
+        answer_ids=task.answer_ids[numbers],
+        wrong_ids=task.wrong_ids[numbers],
+        token_roles=replace(task.token_roles, ids=task.token_roles.ids[numbers]),
     )
+
+
+def halves(task: CircuitTask) -> tuple[CircuitTask, CircuitTask]:
+    """Two halves of a task's prompts, drawn at random. The task's seed decides which."""
+    order = torch.randperm(len(task), generator=torch.Generator().manual_seed(task.seed)).tolist()
+    middle = len(task) // 2
+    return select(task, sorted(order[:middle])), select(task, sorted(order[middle:]))
+
+
+def template_halves(task: CircuitTask) -> tuple[CircuitTask, CircuitTask] | None:
+    """Two parts of a task's prompts that share no template, each with about half of the templates.
+
+    Returns:
+        None if all prompts have the same template, or if the task does not know its templates.
+    """
+    templates = sorted({pair.template for pair in task.pairs})
+    if len(templates) < 2:
+        return None
+    order = torch.randperm(len(templates), generator=torch.Generator().manual_seed(task.seed)).tolist()
+    first = {templates[number] for number in order[: len(templates) // 2]}
+    sides = [[i for i, pair in enumerate(task.pairs) if (pair.template in first) is side] for side in (True, False)]
+    return select(task, sides[0]), select(task, sides[1])
 
 
 def split(task: ResponseTask, n: int) -> tuple[ResponseTask, ResponseTask]:

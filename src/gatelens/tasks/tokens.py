@@ -44,12 +44,13 @@ class Pair:
     answers: tuple[str, ...]
     wrong: tuple[str, ...]
     roles: tuple[Span, ...] = ()  # the parts of the clean prompt that have a role
+    template: str = ""  # what the prompt was drawn from; empty: not known, or the same for all prompts
 
 
-def marked_pair(clean: str, corrupt: str, answers: tuple[str, ...], wrong: tuple[str, ...]) -> Pair:
+def marked_pair(clean: str, corrupt: str, answers: tuple[str, ...], wrong: tuple[str, ...], template: str = "") -> Pair:
     """A pair from prompts whose words with a role are marked (`gatelens.tasks.token_roles.mark`)."""
     text, roles = unmark(clean)
-    return Pair(text, unmark(corrupt)[0], answers, wrong, roles)
+    return Pair(text, unmark(corrupt)[0], answers, wrong, roles, template)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
             for i in (asked, asked_instead)
         )
         wrong = tuple(f" {color}" for color in shown_colors if color != shown_colors[asked])
-        return marked_pair(clean, corrupt, (f" {shown_colors[asked]}",), wrong)
+        return marked_pair(clean, corrupt, (f" {shown_colors[asked]}",), wrong, template)
 
     return circuit_task(tokenizer, "colored-objects", seed, distinct(n, draw, key=attrgetter("clean")))
 

@@ -49,7 +49,9 @@ TEMPLATE = '''def {method}(self, {arguments}):
     """{summary}
 
 {documented}
-    :param'''
+    {tag}'''
+# What stands before an argument in the docstring; the first one is used unless the option `templates` is "several".
+TAGS = (":param", "@param", ":arg", "-")
 CORRUPTIONS = ("both", "definition", "docstring", "answer")
 # The token roles of the arguments, in order: in the definition, and in the docstring. The answer follows, in the
 # definition, the argument that the docstring documents last.
@@ -57,7 +59,7 @@ DEFINED_ROLES = ("def earlier", "def earlier", "def before answer", "def answer"
 DOCUMENTED_ROLES = ("doc earlier", "doc earlier", "doc last")
 
 
-def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") -> CircuitTask:
+def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", templates: str = "one") -> CircuitTask:
     """The argument to document next.
 
     Metric: the logit of the right argument minus the largest logit of the other five arguments.
@@ -66,6 +68,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") 
         corruption: where the corrupt prompt has other, random argument names: in the definition and, independently, in
             the docstring ("both"), in the definition only ("definition"), in the docstring only ("docstring"), or only
             in place of the answer in the definition ("answer").
+        templates: "one" writes `:param` before every argument; "several" draws one of four ways for each prompt.
     """
     random = generator("docstring", seed)
     names = single_tokens(tokenizer, ARGUMENTS, "argument names", least=20)
@@ -76,14 +79,17 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both") 
         method, summary = random.choice(METHODS), random.sample(plain_words, 3)
         notes = [random.sample(plain_words, 2) for _ in range(DOCUMENTED)]
         defined, documented = _corrupt(random, names, arguments, corruption)
+        tag = random.choice(TAGS) if templates == "several" else TAGS[0]
         clean, corrupt = (
-            _write(method, in_definition, summary, in_docstring, notes)
+            _write(tag, method, in_definition, summary, in_docstring, notes)
             for in_definition, in_docstring in ((arguments, arguments[:DOCUMENTED]), (defined, documented))
         )
         answer = arguments[DOCUMENTED]
-        return marked_pair(clean, corrupt, (f" {answer}",), tuple(f" {name}" for name in arguments if name != answer))
+        wrong = tuple(f" {name}" for name in arguments if name != answer)
+        return marked_pair(clean, corrupt, (f" {answer}",), wrong, tag)
 
-    return circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)
+    options = {"corruption": corruption, **({} if templates == "one" else {"templates": templates})}
+    return circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), **options)
 
 
 def _corrupt(random: Random, names: list[str], arguments: list[str], corruption: str) -> tuple[list[str], list[str]]:
@@ -99,15 +105,21 @@ def _corrupt(random: Random, names: list[str], arguments: list[str], corruption:
     return defined, documented
 
 
-def _write(method: str, defined: list[str], summary: list[str], documented: list[str], notes: list[list[str]]) -> str:
+def _write(
+    tag: str, method: str, defined: list[str], summary: list[str], documented: list[str], notes: list[list[str]]
+) -> str:
     """The prompt: the definition, the summary, the documented arguments with their notes, and an open `:param`."""
     in_definition, in_docstring = (
         [mark(name, role) for name, role in zip(names, roles, strict=True)]
         for names, roles in ((defined, DEFINED_ROLES), (documented, DOCUMENTED_ROLES))
     )
-    lines = [f"    :param {name}: {' '.join(words)}" for name, words in zip(in_docstring, notes, strict=True)]
+    lines = [f"    {tag} {name}: {' '.join(words)}" for name, words in zip(in_docstring, notes, strict=True)]
     return TEMPLATE.format(
-        method=method, arguments=", ".join(in_definition), summary=" ".join(summary), documented="\n".join(lines)
+        method=method,
+        arguments=", ".join(in_definition),
+        summary=" ".join(summary),
+        documented="\n".join(lines),
+        tag=tag,
     )
 
 
@@ -116,5 +128,5 @@ TASK = Entry(
     "circuit",
     "A Python docstring documents the arguments in order: give the next argument.",
     ('def load(self, port, host, name, size, mode, user): """... :param name: old value :param', " size"),
-    choices={"corruption": CORRUPTIONS},
+    choices={"corruption": CORRUPTIONS, "templates": ("one", "several")},
 )

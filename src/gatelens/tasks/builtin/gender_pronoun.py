@@ -40,7 +40,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
         if random.random() < 0.5:
             names, pronouns = names[::-1], pronouns[::-1]
         clean, corrupt = (template.format(name=mark(name, "name"), person=mark(person, "person")) for name in names)
-        return marked_pair(clean, corrupt, (pronouns[0],), (pronouns[1],))
+        return marked_pair(clean, corrupt, (pronouns[0],), (pronouns[1],), template)
 
     return circuit_task(tokenizer, "gender-pronoun", seed, distinct(n, draw, key=attrgetter("clean")))
 

@@ -34,7 +34,13 @@ from gatelens.tasks.tokens import Pair, Tokenizer, encode, marked_pair, preferab
 
 CENTURIES = range(11, 18)
 YEARS = range(2, 99)
-TEMPLATE = "The {noun} lasted from the year {start} to the year {end}"
+# The first template is that of the paper; the others are used if the option `templates` is "several".
+TEMPLATES = (
+    "The {noun} lasted from the year {start} to the year {end}",
+    "The {noun} went on from the year {start} until the year {end}",
+    "The {noun} that began in the year {start} came to an end in the year {end}",
+    "They had documents of the {noun} from the year {start} up to the year {end}",
+)
 EVENTS = words(
     """
     war siege battle campaign revolt rebellion uprising conflict struggle dispute feud crisis famine plague
@@ -60,8 +66,12 @@ class Start:
     not_above: tuple[str, ...]  # the next tokens that stand for the same or for earlier years only
 
 
-def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
-    """A later year. Metric: the probability of the later years minus that of the others, between -1 and 1."""
+def build(tokenizer: Tokenizer, n: int, seed: int, *, templates: str = "one") -> CircuitTask:
+    """A later year. Metric: the probability of the later years minus that of the others, between -1 and 1.
+
+    Arguments:
+        templates: "one" has the sentence of the paper in all prompts; "several" draws one of four sentences.
+    """
     random = generator("greater-than", seed)
     nouns = preferably_single(tokenizer, EVENTS)
     starts = decidable_years(tokenizer)
@@ -73,18 +83,20 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
 
     def draw() -> Pair:
         noun, start = random.choice(nouns), random.choice(starts)
-        clean, corrupt = (_write(noun, year, start.end) for year in (start.year, start.year // 100 * 100 + 1))
-        return marked_pair(clean, corrupt, start.above, start.not_above)
+        template = random.choice(TEMPLATES) if templates == "several" else TEMPLATES[0]
+        years = (start.year, start.year // 100 * 100 + 1)
+        clean, corrupt = (_write(template, noun, year, start.end) for year in years)
+        return marked_pair(clean, corrupt, start.above, start.not_above, template)
 
-    return circuit_task(
-        tokenizer, "greater-than", seed, distinct(n, draw, key=attrgetter("clean")), difference="probability"
-    )
+    options = {} if templates == "one" else {"templates": templates}
+    pairs = distinct(n, draw, key=attrgetter("clean"))
+    return circuit_task(tokenizer, "greater-than", seed, pairs, difference="probability", **options)
 
 
-def _write(noun: str, year: int, end: str) -> str:
+def _write(template: str, noun: str, year: int, end: str) -> str:
     """The prompt. Token roles: the event, century and year of the start (17 and 32), and the century of the end."""
     start = mark(str(year)[:2], "start century") + mark(str(year)[2:], "start year")
-    return TEMPLATE.format(noun=mark(noun, "event"), start=start, end=mark(end, "end century"))
+    return template.format(noun=mark(noun, "event"), start=start, end=mark(end, "end century"))
 
 
 def decidable_years(tokenizer: Tokenizer) -> list[Start]:
@@ -145,4 +157,5 @@ TASK = Entry(
     "circuit",
     "An event ends after it has begun: give a later year.",
     ("The war lasted from the year 1739 to the year 17", "40 to 99"),
+    choices={"templates": ("one", "several")},
 )

@@ -81,7 +81,8 @@ def ioi_task(
             a, b = people if io_first else people[::-1]
             return text.format(A=a, B=b, S=mark(again, "S2"), place=place, object=object_)
 
-        return marked_pair(write(io, s, s), write(*corrupt_names), (f" {io}",), (f" {s}",))
+        first_sentence = text.partition(".")[0]
+        return marked_pair(write(io, s, s), write(*corrupt_names), (f" {io}",), (f" {s}",), first_sentence)
 
     return circuit_task(tokenizer, name, seed, distinct(n, draw, key=attrgetter("clean")), corruption=corruption)
 

@@ -47,10 +47,11 @@ def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
     def draw() -> Pair:
         subject, nearest = random.sample(nouns, 2)
         number = random.choice((0, 1))
-        middle = f"{mark(random.choice(prepositions), 'preposition')} the {nearest[1 - number]}"
+        preposition = random.choice(prepositions)
+        middle = f"{mark(preposition, 'preposition')} the {nearest[1 - number]}"
         verbs = (SINGULAR_VERBS, PLURAL_VERBS)
         clean, corrupt = (f"The {mark(subject[k], 'subject')} {middle}" for k in (number, 1 - number))
-        return marked_pair(clean, corrupt, verbs[number], verbs[1 - number])
+        return marked_pair(clean, corrupt, verbs[number], verbs[1 - number], preposition)
 
     return circuit_task(
         tokenizer, "subject-verb", seed, distinct(n, draw, key=attrgetter("clean")), difference="probability"
