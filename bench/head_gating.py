@@ -18,7 +18,7 @@ from gatelens.runtime.context import Context
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
 EXAMPLES, PROMPT, RESPONSE = 8, 28, 4
-AT_MOST = {1: 1.0, 8: 7.5}
+AT_MOST = {1: 0.75, 8: 5.5}
 
 
 def main() -> None:

@@ -16,12 +16,13 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.head_runs import HeadSource, run_heads
 from gatelens.gates.runs import rows_that_fit
 from gatelens.model import Model
+from gatelens.model.products import fast_products
 from gatelens.runtime.context import UNLIMITED, Context
 from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 from gatelens.tasks.preview import hardly_known
 
-_STREAM = 1 << 17  # a batch is split into parts in which the input of a layer has about this many numbers
+_STREAM = 1 << 18  # a batch is split into parts in which the input of a layer has about this many numbers
 _SHORT = 256  # tokens; longer sequences always use the attention that the model was loaded with
 
 
@@ -56,7 +57,8 @@ def _scored(
     All rows run together. Only the logits that predict a response are computed.
     """
     predicts, examples, targets = places(batch)
-    logits = run_heads(model, batch.tokens, gates, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
+    with fast_products(model.hf):
+        logits = run_heads(model, batch.tokens, gates, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
     examples, targets, logits = examples.to(logits.device), targets.to(logits.device), logits.to(model.wide_dtype)
     chosen = _pick(logits, targets).logsumexp(-1) - logits.logsumexp(-1)
     is_hit = (logits.argmax(-1)[..., None] == targets).any(-1).to(chosen)
