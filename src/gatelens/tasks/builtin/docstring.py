@@ -15,6 +15,7 @@ all other words are single tokens after a space.
 
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 from gatelens.tasks import Entry
 from gatelens.tasks._words import words
@@ -88,7 +89,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", 
         wrong = tuple(f" {name}" for name in arguments if name != answer)
         return marked_pair(clean, corrupt, (f" {answer}",), wrong, tag)
 
-    options = {"corruption": corruption, **({} if templates == "one" else {"templates": templates})}
+    options: dict[str, Any] = {"corruption": corruption, **({} if templates == "one" else {"templates": templates})}
     return circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), **options)
 
 

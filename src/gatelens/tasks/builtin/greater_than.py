@@ -23,6 +23,7 @@ because no later year is in the same decade. End years that a tokenizer splits i
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
@@ -88,7 +89,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, templates: str = "one") ->
         clean, corrupt = (_write(template, noun, year, start.end) for year in years)
         return marked_pair(clean, corrupt, start.above, start.not_above, template)
 
-    options = {} if templates == "one" else {"templates": templates}
+    options: dict[str, Any] = {} if templates == "one" else {"templates": templates}
     pairs = distinct(n, draw, key=attrgetter("clean"))
     return circuit_task(tokenizer, "greater-than", seed, pairs, difference="probability", **options)
 
