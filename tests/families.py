@@ -74,6 +74,11 @@ def sparse_model(family: str) -> tuple[Model, GateValues]:
     return model, gates
 
 
+def tiny_float64(family: str, **config: Any) -> Model:
+    """`tiny` in float64. Some norms of Hugging Face still round to float32."""
+    return wrap(tiny(family, **config).hf.double(), f"tiny-{family}")
+
+
 def wrap(hf: nn.Module, name: str = "tiny") -> Model:
     """A Hugging Face model as gatelens holds it: in evaluation mode, with frozen weights."""
     hf = hf.eval().requires_grad_(False)

@@ -38,6 +38,11 @@ def random_task(n: int = 3, lengths: tuple[int, ...] = (9,), seed: int = 0) -> C
     )
 
 
+def off(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, in units of the largest expected number."""
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
 # A linear model
 
 _LINEAR: dict[str, dict[str, Any]] = {
@@ -160,7 +165,7 @@ def plain_run(
     Returns:
         The output of every source by name, and the logits at the last position.
     """
-    parts = _PARTS[model.anatomy.model_type](model.hf)
+    parts = parts_of(model)
     sources = {"embed": parts.embed(tokens) if embedding is None else embedding}
     biases = torch.zeros(model.anatomy.width)
     group = model.n_heads // model.n_kv_heads
@@ -195,6 +200,11 @@ def plain_run(
         if model.anatomy.parallel:
             biases = biases + parts.out_bias(layer)
     return sources, parts.logits(read("logits", sources, biases))[:, -1]
+
+
+def parts_of(model: Model) -> Any:
+    """The embedding, norms, projections and MLPs of a model, head by head."""
+    return _PARTS[model.anatomy.model_type](model.hf)
 
 
 class _Llama:

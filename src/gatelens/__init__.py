@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from gatelens.methods.patching import patch_attention as patch_attention
     from gatelens.methods.patching import patch_edges as patch_edges
     from gatelens.methods.patching import patch_heads as patch_heads
+    from gatelens.methods.registry import score_gates as score_gates
     from gatelens.model import Model as Model
     from gatelens.model.components import Head as Head
     from gatelens.report.page import Report as Report
@@ -117,6 +118,7 @@ _MODULES = {
     "gatelens.loading.loader": ("load",),
     "gatelens.loading.convert": ("Converted", "convert_adapter", "convert_checkpoint"),
     # methods
+    "gatelens.methods.registry": ("score_gates",),
     "gatelens.methods.patching": ("patch", "patch_attention", "patch_edges", "patch_heads"),
     "gatelens.methods.attribution": ("attribute", "attribute_attention", "attribute_edges", "attribute_heads"),
     "gatelens.methods.head_gating": ("HeadGatingSettings", "fit_head_gates"),

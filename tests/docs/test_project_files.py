@@ -69,13 +69,8 @@ def test_the_readme_lists_the_registered_methods() -> None:
 
 
 def _cost(method: Method, level: str) -> str:
-    """What a method costs at a level with its default settings: a constant, or a multiple of the number of gates."""
-    if not method.works_on(level):
-        return ""
-    none, one_gate, two_gates = (method.forwards(LEVELS[level], n, method.settings()) for n in (0, 1, 2))
-    assert two_gates - one_gate == one_gate - none, "the README shows costs that are linear in the number of gates"
-    assert not (none and one_gate != none), "the README shows either a constant cost or a cost for each gate"
-    return f"{none:g} F" if none else f"{one_gate:g} F per gate"
+    """What a method costs at a level with its default settings."""
+    return str(method.price(LEVELS[level], method.settings())) if method.works_on(level) else ""
 
 
 def test_type_checkers_see_the_public_names() -> None:

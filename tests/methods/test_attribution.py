@@ -10,7 +10,7 @@ import pytest
 import torch
 from families import CONFIGS, tiny, wrap
 from torch import Tensor
-from toys import PLAIN, PLANTED, linear, plain_run, planted, planted_task, random_task
+from toys import PLAIN, PLANTED, linear, off, plain_run, planted, planted_task, random_task
 
 import gatelens
 from gatelens import GatelensError, Model
@@ -41,11 +41,6 @@ def numbers(scores: Scores) -> Tensor:
     return (
         torch.cat([s.flatten() for s in scores.scores]) if isinstance(scores.scores, list) else scores.scores.flatten()
     )
-
-
-def off(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, in units of the largest score."""
-    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("level", LEVELS)

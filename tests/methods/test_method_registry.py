@@ -16,7 +16,7 @@ from gatelens import CircuitSettings, Context, GatelensError, HeadScores
 from gatelens.gates import LEVELS
 from gatelens.jobs.circuit import find_circuit, score
 from gatelens.methods import registry
-from gatelens.methods.registry import Method, MethodSettings, method_named, methods, register
+from gatelens.methods.registry import Method, MethodSettings, Price, method_named, methods, register
 
 
 class _Settings(MethodSettings):
@@ -38,7 +38,7 @@ def by_number() -> Iterator[Method]:
         name="by-number",
         score=_by_number,
         levels=("heads",),
-        forwards=lambda level, n_gates, settings: 0.0,
+        price=lambda level, settings: Price(),
         paper="none",
         help="for this test",
         settings=_Settings,
@@ -94,4 +94,10 @@ def test_all_methods_have_levels_a_cost_and_a_paper() -> None:
         levels = [level for name, level in LEVELS.items() if method.works_on(name)]
         assert levels
         for level in levels:
-            assert method.forwards(level, 100, method.settings()) > 0
+            assert method.price(level, method.settings()).forwards(10, 4, 100) > 0
+
+
+def test_a_price_says_what_it_depends_on() -> None:
+    price = Price(each=2, per_layer=5, per_gate=0.5, in_all=1000)
+    assert price.forwards(10, 4, 100) == 10 * (2 + 5 * 4 + 0.5 * 100) + 1000
+    assert str(price) == "2 F + 5 F per layer + 0.5 F per gate + 1,000 F in all"

@@ -9,6 +9,7 @@ visible. In a sparse model a closed edge does not exist: its p is 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,10 @@ from transformers.masking_utils import eager_mask
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, repeat
+from gatelens.gates.runs import forward, repeat, skip_to
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.sparse.in_model import edge_gates, is_sparse
+from gatelens.sparse.in_model import edge_gates, is_sparse, offset_modules
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -136,6 +137,41 @@ def attention_numbers(model: Model, length: int) -> int:
     """How many numbers a run holds for one row and one prompt: gates, and the weights and streams of a few layers."""
     gates = (model.n_layers + 6) * model.n_heads * length**2
     return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
+
+
+class _Done(Exception):
+    """Ends a forward pass whose remaining part is not needed."""
+
+
+@torch.no_grad()
+def weights_from(
+    model: Model, tokens: Int[Tensor, "prompt position"], layer: int, projected: Sequence[Tensor], rows: int
+) -> Float[Tensor, "_ head query key"]:
+    """The attention weights of one layer, computed from these projections. Nothing else of the model is run.
+
+    Arguments:
+        projected: what the modules return that compute gate offsets (of a sparse model) and the layer's queries, keys
+            and values, in the order of their calls; (row * prompt, position, ...).
+        rows: how many rows there are.
+
+    Returns:
+        (row * prompt, head, query, key), 0 where an edge is hidden or closed.
+    """
+    block, outputs = model.anatomy.blocks[layer], list(projected)
+    weights: list[Tensor] = []
+
+    def keep(p: Tensor, _: Tensor, __: Tensor) -> Tensor:
+        weights.append(p)
+        raise _Done
+
+    with Hooks() as hooks, suppress(_Done):
+        _intercept(model, hooks, [keep] * model.n_layers)
+        stream = torch.zeros(*tokens.shape, model.anatomy.width, device=block.device, dtype=model.dtype)
+        skip_to(model, layer, stream, hooks, rows)
+        for module in (*(offset_modules(block.attention) or ()), *block.qkv):
+            hooks.instead(module, lambda *_: outputs.pop(0))
+        forward(model, tokens, None, hooks, "last", rows)
+    return weights[0]
 
 
 def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun | None) -> Tensor:

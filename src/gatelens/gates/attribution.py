@@ -7,14 +7,22 @@ which forward-backward passes gradients are taken (`Pass`), and what is done wit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from gatelens.gates.gradients import Metric, Pass, SourceGroup
 from gatelens.model import Model
 from gatelens.tasks.base import Bucket
+
+
+class SoftmaxProducts(NamedTuple):
+    """Products with the exact change of attention weights (`Attribution.softmax_products`)."""
+
+    gates: tuple[slice, ...]  # which gates: an index of (prompt, ...)
+    products: Shaped[Tensor, "_pass prompt ..."]  # of these gates, for each pass
 
 
 class Attribution(ABC):
@@ -37,6 +45,22 @@ class Attribution(ABC):
     @abstractmethod
     def groups(self) -> list[SourceGroup]:
         """The sources that have gates at this level, as groups that a path of activations moves together."""
+
+    def softmax_products(
+        self, z_gradients: Sequence[Mapping[int, Float[Tensor, "prompt position _"]]]
+    ) -> Iterator[SoftmaxProducts]:
+        """The products of gates that change queries or keys, with the exact change of the attention weights.
+
+        A gradient underestimates what such a gate does where the softmax is saturated. Here attention weights are
+        computed again without the gate, and only what they do to the metric is linear.
+
+        Arguments:
+            z_gradients: the gradient at the outputs z of the heads by layer, for each of several passes.
+
+        Returns:
+            One entry for some of the gates at a time. By default none: gates of most levels change no query or key.
+        """
+        return iter(())
 
     def mean_products(self, steps: Sequence[Pass]) -> Shaped[Tensor, "prompt ..."]:
         """The mean of the products over passes."""

@@ -6,16 +6,17 @@ of all sources with all destinations are matrix products over positions and widt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gatelens.gates.attribution import Attribution
+from gatelens.gates.attribution import Attribution, SoftmaxProducts
 from gatelens.gates.edge_runs import hook_sources, new_sources
 from gatelens.gates.gradients import InputGradients, Metric, Pass, SourceGroup, differentiate, sum_rows
 from gatelens.gates.hooks import Hooks
+from gatelens.gates.query_key import QueryKeyEdges
 from gatelens.gates.runs import forward
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -64,6 +65,12 @@ class EdgeAttribution(Attribution):
         both = [group for layer in layers for group in (SourceGroup("heads", layer), SourceGroup("mlp", layer))]
         return [SourceGroup("embedding"), *both]
 
+    def softmax_products(
+        self, z_gradients: Sequence[Mapping[int, Float[Tensor, "prompt position _"]]]
+    ) -> Iterator[SoftmaxProducts]:
+        self._need_differences()
+        return QueryKeyEdges(self.model, self.batch.clean, self.differences).products(z_gradients)
+
     def _sources(self, group: SourceGroup | None) -> slice:
         """The numbers of the sources of a group; of all sources without one."""
         if group is None:
@@ -90,13 +97,19 @@ class EdgeAttribution(Attribution):
                 hook_sources(self.model, hooks, self._subtract_from)
             gradients.watch(self.model, hooks)
 
-        if not self.has_differences and not shares_forward:
-            with torch.no_grad(), Hooks() as hooks:
-                hook_sources(self.model, hooks, self._subtract_from)
-                forward(self.model, self.batch.clean, None, hooks, "last")
+        if not shares_forward:
+            self._need_differences()
         differentiate(self.model, self.batch.clean, self.metric, watch, step)
         self.has_differences = True
         return gradients
+
+    def _need_differences(self) -> None:
+        """Run the clean prompts, unless a pass has done so."""
+        if not self.has_differences:
+            with torch.no_grad(), Hooks() as hooks:
+                hook_sources(self.model, hooks, self._subtract_from)
+                forward(self.model, self.batch.clean, None, hooks, "last")
+            self.has_differences = True
 
     def _add_layers(self, layers: range, gradients: InputGradients, step: Pass, sources: slice, sums: Tensor) -> None:
         """Products of some sources with the inputs of some layers."""

@@ -63,7 +63,7 @@ class Edges(SharedLevel[EdgeScores]):
 
     name, noun = "edges", "edges"
     sources = ("corrupt", "mean", "zero")
-    cost = Cost(captures=2, patch=1.0, circuit=1.75)
+    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, softmax=1.6)
     log_axis, head_map = True, ""
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ class Cost:
     captures: float  # runs that attribution needs besides its forward-backward passes
     patch: float  # closing one gate alone
     circuit: float  # evaluating one circuit
+    paths: int = 1  # paths of activations in each layer: groups of sources (`Attribution.groups`) that have gates
+    softmax: float = 0.0  # attention weights without each source, for each layer (`Attribution.softmax_products`)
 
 
 def rank(scores: Shaped[Tensor, " gate"], by: Ranking = "absolute") -> Int[Tensor, " gate"]:

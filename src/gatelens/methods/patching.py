@@ -18,7 +18,7 @@ from gatelens.gates.attention import AttentionScores
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.level import Level, PatchedGates, S
-from gatelens.methods.registry import Method, MethodSettings, register
+from gatelens.methods.registry import Method, MethodSettings, Price, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask
@@ -202,7 +202,7 @@ PATCHING = register(
     Method(
         name="patching",
         score=_score,
-        forwards=lambda level, n_gates, settings: level.cost.patch * n_gates,
+        price=lambda level, settings: Price(per_gate=level.cost.patch),
         paper="Wang et al., arXiv 2211.00593",
         help="exact: close every gate alone",
         exact=True,

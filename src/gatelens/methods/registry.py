@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from gatelens.errors import GatelensError
+from gatelens.gates import level_named
 from gatelens.gates.level import Level, Scores
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -39,13 +40,39 @@ class GradientSettings(MethodSettings):
 
 
 @dataclass(frozen=True)
+class Price:
+    """What a method costs, in forward passes of one prompt. A forward-backward pass counts as two.
+
+    Arguments:
+        each: forward passes of every prompt.
+        per_layer: further ones for each layer of the model.
+        per_gate: further ones for each gate of the level.
+        in_all: forward passes of single prompts that do not depend on the number of prompts, as in a fit.
+    """
+
+    each: float = 0.0
+    per_layer: float = 0.0
+    per_gate: float = 0.0
+    in_all: float = 0.0
+
+    def forwards(self, n_prompts: int, n_layers: int, n_gates: int) -> float:
+        """The forward passes of single prompts that scoring a task takes."""
+        each = self.each + self.per_layer * n_layers + self.per_gate * n_gates
+        return n_prompts * each + self.in_all
+
+    def __str__(self) -> str:
+        parts = {"": self.each, " per layer": self.per_layer, " per gate": self.per_gate, " in all": self.in_all}
+        return " + ".join(f"{value:,g} F{unit}" for unit, value in parts.items() if value)
+
+
+@dataclass(frozen=True)
 class Method:
     """A way of scoring gates.
 
     Arguments:
         name: the value of ``--method``.
         score: called as score(level, model, task, settings, context); returns scores of the level.
-        forwards: called as forwards(level, n_gates, settings); the cost for one prompt in forward passes.
+        price: called as price(level, settings); the cost in forward passes.
         paper: where it is published.
         help: one line for the command line.
         levels: the names of the levels that it works on; None: every level, also those that are added later.
@@ -55,7 +82,7 @@ class Method:
 
     name: str
     score: Callable[[Level[Any], Model, CircuitTask, Any, Context], Scores]
-    forwards: Callable[[Level[Any], int, Any], float]
+    price: Callable[[Level[Any], Any], Price]
     paper: str
     help: str
     levels: tuple[str, ...] | None = None
@@ -103,3 +130,28 @@ def method_named(name: str) -> Method:
     if name not in methods():
         raise GatelensError(unknown_name("method", name, methods()))
     return _METHODS[name]
+
+
+def score_gates(
+    level: str,
+    model: Model,
+    task: CircuitTask,
+    method: str = "eap-ig",
+    *,
+    context: Context | None = None,
+    **settings: Any,
+) -> Scores:
+    """The score of every gate of a level by any registered method.
+
+    Example:
+        scores = gatelens.score_gates("edges", model, task, "eap-ig-activations", steps=3)
+
+    Arguments:
+        level: heads, edges or attention.
+        method: the name of the method; `gatelens circuit --help` lists them.
+        context: the memory budget, and where finished pieces are saved so that a killed run resumes.
+        settings: the settings of the method.
+    """
+    chosen = method_named(method)
+    chosen.check_level(level)
+    return chosen.score(level_named(level), model, task, chosen.settings(**settings), context or Context())

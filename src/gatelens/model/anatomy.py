@@ -112,6 +112,14 @@ class Anatomy:
         """All norms of the residual stream."""
         return [*(norm for block in self.blocks for norm in block.norms), self.final_norm]
 
+    def activation(self, block: TransformerBlock) -> nn.Module:
+        """The activation function of a layer's MLP."""
+        return _part(block.mlp, self.family.activation)
+
+    def product(self, block: TransformerBlock) -> nn.Module | None:
+        """The projection of a layer's MLP whose input is a product of two projections; None if there is none."""
+        return None if self.family.product is None else _part(block.mlp, self.family.product)
+
     def projections(self, block: TransformerBlock) -> tuple[Projection, Projection, Projection]:
         """The query, key and value projections of a layer, split into heads (key-value heads for k and v)."""
         if self.family.fused is None:

@@ -40,6 +40,9 @@ class Family:
             ``"per head"``: query, key and value of the first head, then of the second, and so on; None: not fused.
         out: the output projection, from the attention module.
         mlp: the MLP, from a layer.
+        activation: the activation function, from the MLP.
+        product: the projection, from the MLP, whose input is a product of the activation with another projection; None
+            if the MLP has no such product.
         before_attention, before_mlp: the norm between the residual stream and the component, from a layer; None if
             there is none.
         after_attention, after_mlp: the norm between the component and the residual stream, from a layer; None if there
@@ -56,6 +59,8 @@ class Family:
     fused: Literal["blocks", "per head"] | None = None
     out: str = "o_proj"
     mlp: str = "mlp"
+    activation: str = "act_fn"
+    product: str | None = "down_proj"
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
@@ -79,6 +84,8 @@ FAMILIES: dict[str, Family] = {
         qkv=("c_attn",),
         fused="blocks",
         out="c_proj",
+        activation="act",
+        product=None,
         before_attention="ln_1",
         before_mlp="ln_2",
         final_norm="transformer.ln_f",
@@ -90,6 +97,8 @@ FAMILIES: dict[str, Family] = {
         qkv=("query_key_value",),
         fused="per head",
         out="dense",
+        activation="act",
+        product=None,
         final_norm="gpt_neox.final_layer_norm",
         norm=NormKind(centred=True),
         parallel="use_parallel_residual",
@@ -107,7 +116,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
-    "phi3": Family(qkv=("qkv_proj",), fused="blocks"),
+    "phi3": Family(qkv=("qkv_proj",), fused="blocks", activation="activation_fn"),
 }
 """The known families, by the ``model_type`` of their Hugging Face config."""
 

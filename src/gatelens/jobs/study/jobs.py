@@ -116,18 +116,20 @@ def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> fl
     """Forward passes of one prompt that a circuit takes: scores, curves, the check of the scores, what heads do."""
     level, method = LEVELS[settings.level], settings.chosen_method
     n_gates = level.n_gates(graph, length)
-    scored = method.forwards(level, n_gates, settings.method_settings)
+    price = method.price(level, settings.method_settings)
     grid = level.grid(n_gates, settings.points)
     n_points = len(grid) + most_refined_points(grid, settings.refine)
     if settings.random_points:
         n_points += len(level.grid(n_gates, max(2, settings.random_points)))
     checked = 0.0
     if not method.exact and settings.sample:
-        checked = scored + level.cost.patch * min(settings.sample, n_gates)
-        checked *= min(CHECKED_PROMPTS, settings.n)
-    per_prompt = scored + level.cost.circuit * n_points
+        n_checked = min(CHECKED_PROMPTS, settings.n)
+        checked = price.forwards(n_checked, graph.n_layers, n_gates)
+        checked += n_checked * level.cost.patch * min(settings.sample, n_gates)
+    scored = price.forwards(settings.n, graph.n_layers, n_gates)
+    drawn = settings.n * level.cost.circuit * n_points
     described = min(DESCRIBED_PROMPTS, settings.n) * describe_cost(settings.describe)
-    return settings.seeds * settings.n * per_prompt + settings.n * level.cost.circuit + checked + described
+    return settings.seeds * (scored + drawn) + settings.n * level.cost.circuit + checked + described
 
 
 def _load_circuit(folder: Path, dense: str | None) -> CircuitResult:
