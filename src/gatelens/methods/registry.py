@@ -76,7 +76,7 @@ class Method:
         paper: where it is published.
         help: one line for the command line.
         levels: the names of the levels that it works on; None: every level, also those that are added later.
-        settings: the class of its settings. Users give them as ``--method-option KEY=VALUE``.
+        settings: the class of its settings. Users give them as ``--method-options KEY=VALUE``.
         exact: whether its scores are exact, so that they need no check by patching.
     """
 
