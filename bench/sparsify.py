@@ -1,8 +1,8 @@
 """What a training step of smollm2 costs, in units of the same step with dense attention: ``python -m bench.sparsify``.
 
-One thread, LoRA on the attention, KL from the dense model: a forward pass of the dense model, a forward and backward
-pass of the trained one, Adam. The floor does the same with torch's sdpa instead of gated attention, and without the
-sparsity term.
+One thread, LoRA on the attention, loss against the dense model: a forward pass of the dense model, a forward and
+backward pass of the trained one, Adam. The floor does the same with torch's sdpa instead of gated attention, and
+without the sparsity term.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import gatelens
 from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
 from gatelens.sparse.gated_attention import Gate
-from gatelens.sparse.in_model import dense_attention, make_sparse
+from gatelens.sparse.in_model import dense_attention
+from gatelens.sparse.mixture import TrainingText
 from gatelens.sparse.sparsify import SparsifySettings
-from gatelens.sparse.sparsify._losses import kl_divergence
+from gatelens.sparse.sparsify._losses import losses
 from gatelens.sparse.sparsify._sequences import TrainingSequences
 from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import Training
@@ -41,11 +42,11 @@ def main() -> None:
 
 def make(batch: int, length: int, gate: Gate) -> Training:
     model = gatelens.load("smollm2", check=False)
-    settings = SparsifySettings(batch=batch, length=length)
-    text = torch.randint(model.hf.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(0))
+    settings = SparsifySettings(batch=batch, length=length, lengths=(), gate=gate)
+    tokens = torch.randint(model.hf.config.vocab_size, (64 * length,), generator=torch.Generator().manual_seed(0))
+    sequences = TrainingSequences([TrainingText("random", tokens, None, 1.0, 1.0)], 0)
     student = Student(model, settings, share=True)
-    make_sparse(student.hf, learned=True, gate=gate)
-    return Training(student, model.hf, TrainingSequences(text, text[:0], 0.0, 0), settings, Accelerator(cpu=True))
+    return Training(student, model.hf, sequences, settings, Accelerator(cpu=True))
 
 
 def gated_step(training: Training) -> Callable[[], object]:
@@ -54,17 +55,18 @@ def gated_step(training: Training) -> Callable[[], object]:
 
 def dense_step(training: Training) -> Callable[[], object]:
     """The step without gates."""
-    tokens = training.sequences.batch(range(training.settings.batch))
+    numbers = [(number, 0) for number in range(training.settings.batch)]
+    tokens = training.sequences.batch(numbers, training.settings.length).tokens
     student = training.student
 
     def step() -> None:
         training.optimizer.zero_grad()
         with torch.no_grad():
-            dense = training.dense(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+            dense = training.dense(input_ids=tokens, use_cache=False).logits
         student.train()
         with dense_attention(student.hf):
-            trained = training.module(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
-            kl_divergence(dense, trained).mean().backward()
+            trained = training.module(input_ids=tokens, use_cache=False).logits
+            losses(trained, dense, tokens).kl.mean().backward()
         training.optimizer.step()
 
     return step

@@ -89,4 +89,5 @@ def test_a_whole_run_has_the_pattern(toy: Any, whole_run: Any) -> None:
     assert toy.open_share(opened) <= 0.1
     assert toy.same_place(opened) >= 0.95
     assert opened[0, [6, 6, 7, 7], [1, 4, 1, 4]].min() >= 0.95
-    assert opened[1:, [6, 7]][..., [2, 5]].amax((0, 2)).min() >= 0.3
+    # x, the digit before y, needs the carry only if the tens do not decide it.
+    assert opened[1:, [6, 7]][..., [2, 5]].amax((0, 2)).min() >= 0.2

@@ -235,7 +235,9 @@ def test_an_adapter_becomes_full_weights(
     for part in (model.hf, model.tokenizer):
         part.save_pretrained("base")
     Path("words.txt").write_text("t5 t6 t7 " * 50)
-    settings = SparsifySettings(steps=1, batch=2, length=8, warmup=0, merge=False, bias=0.2, learning_rate=0.1)
+    settings = SparsifySettings(
+        steps=1, batch=2, length=8, warmup=0, cooldown=0.0, merge=False, gate="score", bias=0.2, learning_rate=0.1
+    )
     sparsify(gatelens.load("base"), "words.txt", settings, out="adapter")
     assert run(monkeypatch, "convert", "adapter", "--out", "full") == 0
     assert "3 layers x 4 heads" in capsys.readouterr().out

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from text_boxes import faults, words
 
 from gatelens.errors import GatelensError
-from gatelens.report.figures import loss_against_open_figure, open_edges_figure, training_figure
+from gatelens.report.figures import frontier_figure, open_edges_figure, training_figure
 
-LOG = [{"step": i, "constrained": 0.1 / i, "open": 0.5 / i} for i in (1, 2, 4)]
+LOG = [{"step": i, "loss": 0.1 / i, "open": 0.5 / i} for i in (1, 2, 4)]
 
 
 def judged(*rows: tuple[int, float, float]) -> list[dict[str, float]]:
@@ -22,6 +22,7 @@ def judged(*rows: tuple[int, float, float]) -> list[dict[str, float]]:
         | {f"{name} above dense": loss + i for i, name in enumerate(texts)}
         | {f"{name} kl": loss + 0.1 for name in texts}
         | {f"{name} open": share for name in texts}
+        | {f"{name} keys per query": 100 * share for name in texts}
         for step, loss, share in rows
     ]
 
@@ -34,7 +35,7 @@ def test_training_curves_are_those_of_the_logs() -> None:
     figure = training_figure(LOG, judged((2, 0.02, 0.2), (4, 0.01, 0.04)), 0.06, "a run")
     above, below = figure.axes
     losses, shares = lines(above), lines(below)
-    assert list(losses["training text: constrained loss"].get_ydata()) == [0.1, 0.05, 0.025]
+    assert list(losses["training text: loss"].get_ydata()) == [0.1, 0.05, 0.025]
     assert list(losses["wiki: above dense"].get_xdata()) == [2, 4]
     assert list(losses["wiki: above dense"].get_ydata()) == [0.02, 0.01]
     assert list(losses["tales of $x$: above dense"].get_ydata()) == [1.02, 1.01]
@@ -54,25 +55,25 @@ def test_rows_may_be_text_as_read_from_a_file() -> None:
     assert list(lines(figure.axes[1])["training text"].get_ydata()) == [50, 25, 12.5]
     assert "target" not in " ".join(words(figure))
     with pytest.raises(GatelensError, match="no number 'open'"):
-        training_figure([{"step": "1", "constrained": "2", "open": "half"}])
+        training_figure([{"step": "1", "loss": "2", "open": "half"}])
     with pytest.raises(GatelensError, match="at least one line"):
         training_figure([])
 
 
-def test_loss_against_open_edges_joins_the_stages_of_a_text() -> None:
-    stages = {"first": judged((80, 0.07, 0.1)), "second": judged((80, 0.02, 0.12), (160, 0.0, 0.01))}
-    figure = loss_against_open_figure(stages, "a run")
-    axis = figure.axes[0]
-    wiki = lines(axis)["wiki"]
-    assert list(wiki.get_xdata()) == [10, 12, 1]
-    assert list(wiki.get_ydata()) == [0.07, 0.02, 0.0]
-    assert axis.get_xscale() == "log"
-    assert len({lines(axis)[name].get_marker() for name in ("first", "second")}) == 2
-    assert {"wiki", "tales of $x$", "first", "second", "dense"} <= set(words(figure))
+def test_the_frontier_has_a_line_for_each_run() -> None:
+    runs = {"first": judged((80, 0.07, 0.1)), "second": judged((80, 0.02, 0.12), (160, 0.0, 0.01))}
+    figure = frontier_figure(runs, "two runs")
+    above, other, kl, _ = figure.axes
+    second = lines(above)["second"]
+    assert list(second.get_xdata()) == [12, 1]
+    assert list(second.get_ydata()) == [0.02, 0.0]
+    assert list(lines(other)["second"].get_ydata()) == [1.02, 1.0]
+    assert [list(line.get_ydata()) for line in kl.get_lines()] == [pytest.approx([0.17]), pytest.approx([0.12, 0.1])]
+    assert above.get_xscale() == "log"
+    assert {"wiki", "tales of $x$", "first", "second", "two runs"} <= set(words(figure))
     assert faults(figure) == []
-    assert "first" not in words(loss_against_open_figure({"first": stages["first"]}))  # one stage needs no marks
-    with pytest.raises(GatelensError, match=r"judged\.csv is empty"):
-        loss_against_open_figure({"first": []})
+    with pytest.raises(GatelensError, match="no run has evaluated held-out text"):
+        frontier_figure({"first": []})
 
 
 def test_open_edges_by_head_and_by_layer() -> None:

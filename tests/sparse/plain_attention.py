@@ -19,7 +19,7 @@ class Plain:
     expected_open: Tensor
     gates: Tensor
     open: Tensor
-    chances: Tensor  # sigmoid(l), 0 for a hidden pair
+    chances: Tensor  # sigmoid(l / temperature), 0 for a hidden pair
 
 
 def plain_attention(
@@ -33,6 +33,7 @@ def plain_attention(
     query_offset: Tensor | None = None,
     key_offset: Tensor | None = None,
     rest: Tensor | None = None,
+    temperature: float = 1.0,
     scale: float | None = None,
     softcap: float | None = None,
     noise: Tensor | None = None,
@@ -55,6 +56,7 @@ def plain_attention(
         logits = logits + query_offset[..., :, None]
     if key_offset is not None:
         logits = logits + key_offset[..., None, :]
+    logits = logits / temperature
     noisy = logits if noise is None else logits + noise
     gates = (noisy > 0).to(s.dtype)
     if noise is not None or straight_through:

@@ -44,7 +44,15 @@ def main(text: str, out: str, steps: str, batch: str, wait: str = "0", kind: str
         run._accelerator = fsdp
     for last in (5, int(steps)) if kind == "fsdp" else (int(steps),):  # stopped and continued
         settings = SparsifySettings(
-            steps=last, batch=int(batch), length=8, learning_rate=1e-2, checkpoint_every=3, multiplier_warmup=2
+            steps=last,
+            batch=int(batch),
+            length=8,
+            learning_rate=1e-2,
+            checkpoint_every=3,
+            multiplier_warmup=2,
+            hold="loss",
+            kl=1.0,
+            cooldown=0.0,
         )
         sparsify(tiny("llama"), text, settings, out=out)
 

@@ -38,7 +38,7 @@ def attention(hf: Any, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 def test_equals_a_plain_loop(family: str) -> None:
     hf = tiny(family).hf
     tokens = prompts(rows=5)
-    gates = calibrate(hf, tokens, SHARE, batch=2)
+    gates = calibrate(hf, [tokens[:2], tokens[2:]], SHARE)
     weights, values = attention(hf, tokens)
     for layer, (p, v) in enumerate(zip(weights, values, strict=True)):
         for head in range(p.shape[1]):
@@ -70,7 +70,7 @@ def test_the_model_has_the_share_that_was_asked_for() -> None:
     tokens = prompts(rows=5)
     p = attention(hf, tokens)[0][0]
     before = hf(tokens).logits
-    gates = calibrate(hf, tokens, SHARE)
+    gates = calibrate(hf, [tokens], SHARE)
     assert torch.equal(hf(tokens).logits, before)
     assert not is_sparse(hf)
     make_sparse(hf, **vars(gates))
@@ -78,7 +78,7 @@ def test_the_model_has_the_share_that_was_asked_for() -> None:
         hf(tokens)
     kept = (p * record.edges[0]).sum((0, 2, 3)) / p.sum((0, 2, 3))
     assert (kept >= SHARE - 1e-4).all()
-    again = calibrate(hf, tokens, SHARE)  # of a sparse model, its attention without gates counts
+    again = calibrate(hf, [tokens], SHARE)  # of a sparse model, its attention without gates counts
     for name in ("bias", "rest"):
         torch.testing.assert_close(getattr(again, name), getattr(gates, name))
     assert is_sparse(hf)
@@ -88,7 +88,7 @@ def test_the_model_has_the_share_that_was_asked_for() -> None:
 def test_hidden_pairs_do_not_count(family: str) -> None:
     """Windows are shorter than the prompts: with all mass open, no edge that is seen is closed."""
     hf = tiny(family).hf
-    make_sparse(hf, **vars(calibrate(hf, prompts(), 1.0)))
+    make_sparse(hf, **vars(calibrate(hf, [prompts()], 1.0)))
     with torch.no_grad(), record_open(hf) as record:
         hf(prompts())
     assert record.open_share.min() == 1
@@ -99,7 +99,7 @@ def test_rest_values_help(stories: Model) -> None:
     tokens = torch.tensor(
         stories.tokenizer("Once upon a time there was a little girl called Lily. " * 20).input_ids[:256]
     ).view(4, 64)
-    gates = calibrate(stories.hf, tokens, 0.8)
+    gates = calibrate(stories.hf, [tokens], 0.8)
     divergence = []
     for rest in (gates.rest, torch.zeros_like(gates.rest)):
         sparse = copy.deepcopy(stories.hf)
@@ -111,7 +111,7 @@ def test_rest_values_help(stories: Model) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.1, float("nan")])
 def test_a_share_is_checked(share: float) -> None:
     with pytest.raises(GatelensError, match="above 0 and at most 1"):
-        calibrate(tiny("llama").hf, prompts(), share)
+        calibrate(tiny("llama").hf, [prompts()], share)
 
 
 def test_the_first_token_is_closed(stories: Model) -> None:
@@ -119,7 +119,7 @@ def test_the_first_token_is_closed(stories: Model) -> None:
     text = "Once upon a time there was a little girl called Lily. She liked to play in the park with her dog. "
     tokens = torch.tensor(stories.tokenizer(text * 10).input_ids[:192]).view(6, 32)
     tokens[:, 0] = stories.tokenizer.bos_token_id or 1
-    gates = calibrate(stories.hf, tokens, SHARE, close_first=True)
+    gates = calibrate(stories.hf, [tokens], SHARE, close_first=True)
     inputs = copy.deepcopy(stories.hf)
     x: list[Tensor] = []
     for layer in inputs.model.layers:
@@ -144,7 +144,7 @@ def test_the_first_token_is_closed(stories: Model) -> None:
 def test_first_tokens_that_are_not_set_apart_have_no_offsets() -> None:
     """In the first layer first tokens are like all others; of one sequence nothing can be said."""
     hf = tiny("llama").hf
-    gates = calibrate(hf, prompts(rows=5), SHARE, close_first=True)
+    gates = calibrate(hf, [prompts(rows=5)], SHARE, close_first=True)
     assert not gates.key[0].any()
     assert all(values.isfinite().all() for values in (gates.bias, gates.key, gates.rest))
-    assert not calibrate(hf, prompts(rows=1), SHARE, close_first=True).key.any()
+    assert not calibrate(hf, [prompts(rows=1)], SHARE, close_first=True).key.any()

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], Tensor]] = {
     "mask of each row": ({}, {"mask": RANDOM[:, :1], "causal": False}, RANDOM[:, :1]),
     "mask of all": ({}, {"mask": BLOCKWISE, "causal": False}, BLOCKWISE),
     "mask of keys": ({}, {"mask": PADDING[:, None, None, :]}, PADDING[:, None, None] & sees(70, 70)),
+    "temperature": ({}, {"temperature": 0.3}, sees(70, 70)),
+    "temperature and padding": ({}, {"temperature": 2.0, "padding": PADDING}, PADDED[:, None]),
     "soft cap": ({}, {"softcap": 1.5, "scale": 0.8}, sees(70, 70)),
     "one bias per head": ({}, {"bias": torch.tensor([0.3, -1.0, 0.0, 2.0], dtype=torch.float64)}, sees(70, 70)),
     "nothing visible": ({}, {"mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool)}, torch.zeros(70, 70).bool()),
@@ -92,7 +94,7 @@ def compare(name: str, gate: str, sample: bool, straight_through: bool = False) 
     shape = (*q.shape[:3], k.shape[2])
     visible = visible.expand(shape)
     options = {"gate": gate, "straight_through": straight_through, **gate_inputs(gate, q, k, v)}
-    options |= {key: given.pop(key) for key in ("scale", "softcap") if key in given}
+    options |= {key: given.pop(key) for key in ("scale", "softcap", "temperature") if key in given}
     noise = noise_of(3, shape, k.shape[1]) if sample else None
     generator = torch.Generator().manual_seed(3)
     ours = gated_attention(q, k, v, bias, sample=sample, generator=generator, return_open=True, **given, **options)

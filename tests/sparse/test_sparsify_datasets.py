@@ -44,5 +44,5 @@ def test_a_data_set_trains_as_its_file_does(folder: Path) -> None:
     for name, source in (("set", "words:default:train"), ("file", "words/train.jsonl")):
         sparsify(model, source, settings, out=folder / name)
     set_, file = (Log(folder / name, 10).records for name in ("set", "file"))
-    assert [row["constrained"] for row in set_] == [row["constrained"] for row in file]
+    assert [row["loss"] for row in set_] == [row["loss"] for row in file]
     assert len(sequences(model.tokenizer, "words:default:test", 8)) == 20 * 13 // 8

@@ -17,17 +17,19 @@ import pytest
 import torch
 from commands import run
 from families import prompts, tiny
+from simple_settings import SIMPLE
 
 import gatelens
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.in_model import make_sparse, record_open, save_sparse
+from gatelens.sparse.mixture import read_training_texts, texts_of
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify.judge import named
 from gatelens.sparse.text import sequences
 
 HEADS = 12
-SMALL: dict[str, Any] = {"batch": 2, "length": 8, "warmup": 0, "target": 1.0}
+SMALL: dict[str, Any] = {**SIMPLE, "batch": 2, "length": 8, "target": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,9 @@ def test_a_data_set_without_end_is_read_in_part(taken: list[int], tmp_path: Path
 def test_a_file_is_read_whole(here: Path, tmp_path: Path) -> None:
     model = tiny("llama")
     sparsify(model, "words.txt", SparsifySettings(steps=1, streamed=2, **SMALL), out=tmp_path)
-    whole = sequences(model.tokenizer, "words.txt", 8)
-    assert len(whole) == 50
-    right = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+    [whole] = read_training_texts(model.tokenizer, texts_of("words.txt"), 8, 2, 1.0)
+    assert len(whole.tokens) == 401
+    right = hashlib.sha256(whole.fingerprint().encode()).hexdigest()
     assert json.loads((tmp_path / "settings.json").read_text())["text"] == right
 
 

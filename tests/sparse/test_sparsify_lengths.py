@@ -10,16 +10,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from families import prompts, tiny
+from simple_settings import SIMPLE
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
+from gatelens.sparse.mixture import TrainingText
 from gatelens.sparse.sparsify import SparsifySettings, sparsify
 from gatelens.sparse.sparsify._log import Log
-from gatelens.sparse.sparsify._sequences import TrainingSequences, cut, length_at
+from gatelens.sparse.sparsify._sequences import TrainingSequences, length_at
 from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import Training
 
-MIXED: dict[str, Any] = {"batch": 2, "length": 16, "lengths": (4, 8, 16), "warmup": 0, "checkpoint_every": 2}
+MIXED: dict[str, Any] = {**SIMPLE, "batch": 2, "length": 16, "lengths": (4, 8, 16), "checkpoint_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -46,29 +48,27 @@ def test_lengths_take_turns_in_a_random_order() -> None:
     assert [length_at(step, (128,), seed=0) for step in range(3)] == [128] * 3
 
 
-def test_pieces_are_the_text_in_order() -> None:
-    tokens = torch.arange(22).view(2, 11)
-    expected = [[0, 1, 2, 3], [4, 5, 6, 7], [11, 12, 13, 14], [15, 16, 17, 18]]
-    assert cut(tokens, 4).tolist() == expected
-    assert torch.equal(cut(tokens, 11), tokens)
-
-
-def test_pieces_have_noise_of_their_own(llama: Model) -> None:
-    """A step reads as many tokens as without lengths, and no two of its pieces have the same noise."""
+def test_sequences_of_a_step_are_independent(llama: Model) -> None:
+    """A step reads as many tokens as without lengths, in sequences with places and noise of their own."""
     settings = SparsifySettings(**MIXED)
-    tokens = prompts(rows=4, length=16)
     student = Student(llama, settings, share=True)
-    sequences = TrainingSequences(tokens, tokens[:0], 0.0, 0)
+    words = torch.arange(3, 99).repeat(4)
+    sequences = TrainingSequences([TrainingText("words", words, None, 1.0, 1.0)], 0)
     training = Training(student, llama.hf, sequences, settings, Accelerator(cpu=True))
     for step in range(3):
-        seeds, length = training._noise_seeds(step, range(2)), training.length(step)
-        assert len(set(seeds)) == len(seeds) == 2 * 16 // length
+        length = training.length(step)
+        numbers = training._sequence_numbers(step, range(2))
+        assert len(set(numbers)) == len(numbers) == 2 * 16 // length
+        tokens = sequences.batch(numbers, length).tokens
+        assert tokens.shape == (len(numbers), length)
+        assert len({tuple(row) for row in tokens.tolist()}) == len(numbers)
         assert training._backward(step, range(2)).isfinite().all()
 
 
 def test_a_resumed_run_has_the_same_losses(llama: Model, text: Path, tmp_path: Path) -> None:
     def run(out: str, steps: int) -> list[dict[str, float]]:
-        settings = SparsifySettings(steps=steps, gate="probability", learning_rate=1e-2, target=1.0, **MIXED)
+        changes = {"steps": steps, "gate": "probability", "learning_rate": 1e-2, "target": 1.0}
+        settings = SparsifySettings(**{**MIXED, **changes})
         sparsify(llama, text, settings, out=tmp_path / out)
         records = Log(tmp_path / out, 10**9).records
         return [{name: value for name, value in record.items() if name != "tokens_per_second"} for record in records]
@@ -83,11 +83,12 @@ def test_one_length_is_the_run_without_lengths(llama: Model, text: Path, tmp_pat
     for name, lengths in {"plain": (), "one": (16,)}.items():
         settings = SparsifySettings(**{**MIXED, "steps": 3, "lengths": lengths, "learning_rate": 1e-2})
         sparsify(llama, text, settings, out=tmp_path / name)
-    plain, one = ([r["constrained"] for r in Log(tmp_path / name, 9).records] for name in ("plain", "one"))
+    plain, one = ([r["loss"] for r in Log(tmp_path / name, 9).records] for name in ("plain", "one"))
     assert plain == one
 
 
-@pytest.mark.parametrize("lengths", [(1, 8), (8, 32)])
-def test_lengths_that_do_not_fit(lengths: tuple[int, ...]) -> None:
-    with pytest.raises(GatelensError, match="it must be from 2 to length, which is 16"):
-        SparsifySettings(**{**MIXED, "lengths": lengths})
+def test_lengths_that_do_not_fit() -> None:
+    with pytest.raises(GatelensError, match=r"lengths is \(1, 8\): it must be at least 2"):
+        SparsifySettings(**{**MIXED, "lengths": (1, 8)})
+    assert SparsifySettings(**{**MIXED, "lengths": (8, 32)}).used_lengths == (8,)
+    assert SparsifySettings(**{**MIXED, "lengths": (32,)}).used_lengths == (16,)

@@ -19,7 +19,7 @@ from gatelens.errors import GatelensError
 from gatelens.sparse.sparsify._sharding import is_sharded
 
 RUN = str(Path(__file__).parent / "sparsify_run.py")
-NAMES = ("constrained", "cross_entropy", "expected_open", "open", "multiplier")
+NAMES = ("loss", "cross_entropy", "expected_open", "open", "multiplier")
 # With --cpu accelerate starts one process, whatever --num_processes says, unless it is given hosts for mpirun. Its
 # launcher of several is the one for GPUs, which the environment below keeps on the CPU.
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")

@@ -1,4 +1,4 @@
-"""The subcommands about sparse models: train one, evaluate it, and convert it to a model folder."""
+"""The subcommands about sparse models: train one, evaluate it, compare runs, and convert it to a model folder."""
 
 from __future__ import annotations
 
@@ -87,6 +87,24 @@ def evaluate(
             write_json(out, {"model": sparse_model.name, "dense": dense_model and dense_model.name, "texts": texts})
         except OSError as error:
             raise GatelensError(f"cannot write {out} ({error.strerror}): give another --out.") from error
+
+
+@command("frontier")
+def frontier(
+    runs: Annotated[list[Path], typer.Argument(help="run folders of `gatelens sparsify`", metavar="RUN...")],
+    out: Annotated[Path, typer.Option(help="the folder for frontier.csv and the figure")] = Path("runs/frontier"),
+) -> None:
+    """Compare recipes: loss and KL on held-out text against open keys per query, for one or several runs."""
+    from rich.console import Console
+
+    from gatelens.cli.tables import frontier_table
+    from gatelens.report.frontier import frontier as draw
+
+    points = draw(runs, out)
+    console = Console()
+    console.width = max(console.width, 80)
+    console.print(frontier_table(points))
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 def _dense_of(model: str, load: Loader) -> Model | None:

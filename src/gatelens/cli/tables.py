@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from gatelens.measures.mediation import PatchingComparison
 from gatelens.measures.roles_result import RolesResult
 from gatelens.model import Model
 from gatelens.model.graph import Graph
+from gatelens.report.frontier import FrontierPoint
 from gatelens.sparse.in_model import is_sparse
 from gatelens.sparse.sparsify import Judgement
 
@@ -172,6 +173,18 @@ def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width:
         for first in range(0, len(heads), fit):
             tables.append(_open_table(name, judgement, heads[first : first + fit]))
     return tables
+
+
+def frontier_table(points: Sequence[FrontierPoint]) -> Table:
+    """Every evaluation of every run: tokens, keys per query and head, loss above dense, KL, idle heads."""
+    columns = ("step", "tokens", "keys per query", "above dense", "KL", "idle heads")
+    table = Table(Column("run", overflow="fold"), Column("text", overflow="fold"), *columns)
+    for point in points:
+        idle = "" if point.idle is None else f"{point.idle:.0%}"
+        losses = (f"{point.above_dense:+.4f}", f"{point.kl:.4f}")
+        numbers = (f"{point.step:,}", f"{point.tokens:,}", f"{point.keys:.2f}", *losses, idle)
+        table.add_row(escape(point.run), escape(point.text), *numbers)
+    return table
 
 
 def _open_table(name: str, judgement: Judgement, heads: range) -> Table:

@@ -13,7 +13,7 @@ from gatelens.report._plans import (
     Plan,
     ablation_plan,
     circuit_plan,
-    cost_of_sparsity_plan,
+    frontier_plan,
     head_scores_plan,
     kept_plan,
     open_edges_plan,
@@ -92,4 +92,4 @@ def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
     for sparsified in runs.sparsified:
         yield training_plan(sparsified)
     if judged := {run.name: run.judged for run in runs.sparsified if run.judged}:
-        yield cost_of_sparsity_plan(judged)
+        yield frontier_plan(judged)

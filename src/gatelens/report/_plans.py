@@ -18,9 +18,9 @@ from gatelens.report._summary import Group
 from gatelens.report.figures import (
     ablation_figure,
     circuit_figure,
+    frontier_figure,
     head_maps,
     kept_figure,
-    loss_against_open_figure,
     open_edges_figure,
     training_figure,
 )
@@ -171,16 +171,16 @@ def training_plan(run: SparsifyRun) -> Plan:
     return Plan(title, alt, lambda: training_figure(run.log, run.judged, run.target, run.name), table)
 
 
-def cost_of_sparsity_plan(judged: Mapping[str, list[dict[str, float]]]) -> Plan:
-    """Loss above the dense model against open edges, for all runs of sparse post-training."""
+def frontier_plan(judged: Mapping[str, list[dict[str, float]]]) -> Plan:
+    """Loss above the dense model against open keys per query, for all runs of sparse post-training."""
 
     def table() -> Table:
         records = [(run, *cell) for run, measured in judged.items() for cell in _cells(measured)]
         return ("run", "step", "measure", "value"), list(records)
 
-    title = "Loss against open edges"
-    alt = f"Loss above the dense model against open edges on held-out text, during {', '.join(judged)}."
-    return Plan(title, alt, lambda: loss_against_open_figure(judged, title), table)
+    title = "Loss against open keys per query"
+    alt = f"Loss above the dense model against open keys per query on held-out text, during {', '.join(judged)}."
+    return Plan(title, alt, lambda: frontier_figure(judged, title), table)
 
 
 def _head_maps_plan(title: str, alt: str, maps: Mapping[str, Tensor], label: str) -> Plan:

@@ -119,7 +119,7 @@ def sparsify_run(folder: Path) -> SparsifyRun:
     log = read_numbers(folder / "log.csv")[1]
     if not log:
         raise GatelensError(f"{folder} holds a run that has not made a step yet.")
-    if not {"step", "constrained", "open", "multiplier"} <= log[0].keys():
+    if not {"step", "loss", "open", "multiplier"} <= log[0].keys():
         raise GatelensError(f"{folder / 'log.csv'} was not written by gatelens: it is not the log of a sparsify run.")
     judged = folder / "judged.csv"
     return SparsifyRun(folder, asked, log, read_numbers(judged)[1] if judged.exists() else [])

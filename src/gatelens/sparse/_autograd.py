@@ -4,7 +4,8 @@ With p the attention weight, A the gate and l the gate logit of an edge, the pas
 
     z_i = r + sum over j of A_ij p_ij (v_j - r)          for a query that sees a key, else 0
     dM_ij = dz_i . (v_j - r)                             the derivative by A_ij p_ij
-    dl_ij = slope_ij p_ij dM_ij + sigmoid'(l_ij) dE_i    slope: of the soft gate; E_i: expected number of open keys
+    dl_ij = slope_ij p_ij dM_ij + sigmoid'(l_ij) dE_i    slope: of the soft gate; E_i: expected number of open keys;
+                                                         both are divided by the temperature, if it is not 1
     ds_ij = g_ij - p_ij (sum over k of g_ik)             with g = A p dM + dl, as log p has the softmax's derivative;
                                                          where gates see the score, dl is added to ds instead
 """
@@ -108,6 +109,8 @@ class _Gradients:
         dlogits.mul_(self.dexpected[heads][..., queries, None])
         if slope is not None:
             dlogits.addcmul_(slope, dpassed.mul_(tile.weight))
+        if options.temperature != 1:
+            dlogits.div_(options.temperature)
         self.dquery_offset[heads][..., queries] = dlogits.sum(-1)
         if self.dkey_offset is not None:
             self.dkey_offset[heads][..., keys] += dlogits.sum(-2)

@@ -39,6 +39,7 @@ class Options:
     scale: float
     softcap: float | None
     probability: bool  # whether gates see log p instead of the score
+    temperature: float  # divides the gate logit
     straight_through: bool  # whether gradients pass through gates that are not sampled
     visibility: Visibility
     noise: tuple[Tensor, Tensor] | None  # see `noise_integers`; None if gates are not sampled
@@ -63,7 +64,7 @@ class Tile:
     v: Tensor
     open_keys: Tensor  # (batch, kv_head, group, query): number of keys whose gate logit is positive
     weight: Tensor  # p, the softmax of the scores
-    chance: Tensor  # sigmoid of the gate logit: the probability that a sampled gate is open
+    chance: Tensor  # sigmoid(logit / temperature): the probability that a sampled gate is open
     gate: Tensor  # A, 0.0 or 1.0
     uniform: Tensor | None  # 1 - U: a sampled gate is open where this is below its chance
     tanh: Tensor | None  # tanh(score / softcap)
@@ -146,7 +147,7 @@ class Tiling:
         return Tile(q, k, v, open_keys, weight, chance, gate, uniform, tanh)
 
     def _logits(self, scores: Tensor, weight: Tensor, span: QueryRange, heads: HeadRange) -> Tensor:
-        """Turn scores into gate logits, in place."""
+        """Turn scores into gate logits, divided by the temperature, in place."""
         offset = self.query_offset[heads][..., span.queries, None]
         if self.options.probability:
             # log p = score - log(sum of exponentials), and the latter follows from the largest score and weight. The
@@ -156,13 +157,13 @@ class Tiling:
         logits = scores.add_(offset)
         if self.key_offset is not None:
             logits.add_(self.key_offset[heads][..., None, span.keys])
-        return logits
+        return logits if self.options.temperature == 1 else logits.div_(self.options.temperature)
 
     def soft_slope(self, tile: Tile) -> Tensor | None:
-        """The derivative of the soft gate by its logit, or None where gates carry no gradient.
+        """The derivative of the soft gate by logit / temperature, or None where gates carry no gradient.
 
-        A sampled gate becomes sigmoid(logit + logit(U)) in the backward pass. With p the chance and u = 1 - U, that is
-        p (1 - u) / (p (1 - u) + (1 - p) u), which needs no logarithm. Overwrites `tile.uniform`.
+        A sampled gate becomes sigmoid(logit / temperature + logit(U)) in the backward pass. With p the chance and
+        u = 1 - U, that is p (1 - u) / (p (1 - u) + (1 - p) u), which needs no logarithm. Overwrites `tile.uniform`.
         """
         p, u = tile.chance, tile.uniform
         if u is None and not self.options.straight_through:

@@ -17,7 +17,7 @@ inputs of higher ones here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ from gatelens.sparse.recording import attention_modules
 LOWEST = -20.0  # edges with a smaller log p are counted as if they had this one
 WIDTH = 0.01  # resolution of the thresholds, in log p
 BINS = round(-LOWEST / WIDTH)
+TOKENS_AT_ONCE = 512
 MARGIN = 2.0  # how far below 0 the gate logit of an edge to an average first token is at least
 SET_APART = 0.5  # least position of a first token: 0 is the mean of the other tokens, 1 that of all first tokens
 
@@ -45,7 +46,7 @@ the input of the attention module x (batch, token, width)."""
 
 @torch.no_grad()
 def calibrate(
-    hf: Any, tokens: Int[Tensor, "sequence token"], share: float = 0.95, batch: int = 2, close_first: bool = False
+    hf: Any, batches: Sequence[Int[Tensor, "_ _"]], share: float = 0.95, close_first: bool = False
 ) -> GateValues:
     """Choose the bias and the rest value of every head from the attention of a dense model on some sequences.
 
@@ -54,7 +55,7 @@ def calibrate(
 
     Arguments:
         hf: a Hugging Face causal LM. If it is sparse, its attention without gates counts.
-        tokens: sequences without padding.
+        batches: sequences without padding, (sequence, token). The lengths of batches may differ.
         share: the share of each head's attention mass that stays open, above 0 and up to 1.
         close_first: close the edges to the first token of a sequence; `share` then counts all other edges.
 
@@ -62,23 +63,35 @@ def calibrate(
         Probability gates for `make_sparse`. Their offsets are 0, but for those of keys with `close_first`.
 
     Example:
-        make_sparse(hf, **vars(calibrate(hf, tokens, share=0.9)))
+        make_sparse(hf, **vars(calibrate(hf, [tokens], share=0.9)))
     """
     if not 0 < share <= 1:
         raise GatelensError(f"share is {share}: it must be above 0 and at most 1.")
-    bias = -_thresholds(hf, tokens, share, batch, first=1 if close_first else 0).float()
+    bias = -_thresholds(hf, batches, share, first=1 if close_first else 0).float()
     query = torch.zeros(*bias.shape, hf.config.hidden_size)
     key = query.clone()
     if close_first:
-        direction, others = _first_token_direction(hf, tokens, batch)
+        direction, others = _first_token_direction(hf, batches)
         strength = bias.clamp(min=0) + MARGIN
         key = -strength[..., None] * direction[:, None]
         bias = bias + strength * others[:, None]  # so that the gates of an average other token do not change
-    rest = _rest_values(hf, tokens, bias, key, batch)
+    rest = _rest_values(hf, batches, bias, key)
     return GateValues("probability", bias, query, key, rest.float())
 
 
-def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int, first: int) -> Float[Tensor, "layer head"]:
+@torch.no_grad()
+def input_sizes(hf: Any, batches: Sequence[Int[Tensor, "_ _"]]) -> Float[Tensor, " layer"]:
+    """The root mean square of the input of each attention module, on some sequences. Cost: one forward pass."""
+    squares: dict[int, Tensor] = {}
+
+    def collect(layer: int, _p: Tensor, _v: Tensor, x: Tensor) -> None:
+        squares[layer] = squares.get(layer, torch.zeros(())) + x.double().square().mean(-1).sum().cpu()
+
+    _run(hf, batches, collect)
+    return torch.stack([squares[layer] for layer in sorted(squares)]).div(sum(map(torch.numel, batches))).sqrt().float()
+
+
+def _thresholds(hf: Any, batches: Sequence[Tensor], share: float, first: int) -> Float[Tensor, "layer head"]:
     """The largest threshold of log p, in steps of `WIDTH`, above which every head has the share of its mass.
 
     Arguments:
@@ -92,7 +105,7 @@ def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int, first: int) -
         bins = by_head.log().sub_(LOWEST).div_(WIDTH).floor_().clamp_(0, BINS - 1).long()
         mass[layer].scatter_add_(1, bins.cpu(), by_head.double().cpu())
 
-    _run(hf, tokens, collect, batch)
+    _run(hf, batches, collect)
     above = mass.flip(-1).cumsum(-1).flip(-1)  # mass of this bin and all higher ones
     enough = above >= share * above[..., :1]
     # Sums that are rounded may fall short of the whole by a little: the lowest bin always has enough.
@@ -101,7 +114,7 @@ def _thresholds(hf: Any, tokens: Tensor, share: float, batch: int, first: int) -
 
 
 def _first_token_direction(
-    hf: Any, tokens: Tensor, batch: int
+    hf: Any, batches: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "layer width"], Float[Tensor, " layer"]]:
     """Where first tokens are in the inputs of each layer, as a direction d and a number m.
 
@@ -115,10 +128,11 @@ def _first_token_direction(
         first_tokens.setdefault(layer, []).append(x[:, 0].double().cpu())
         sums[layer] = sums.get(layer, torch.zeros(x.shape[-1])) + x[:, 1:].double().sum((0, 1)).cpu()
 
-    _run(hf, tokens, collect, batch)
+    _run(hf, batches, collect)
+    others_read = sum(tokens[:, 1:].numel() for tokens in batches)
     directions, others = [], []
     for layer in sorted(sums):
-        first, mean = torch.cat(first_tokens[layer]), sums[layer] / max(1, tokens[:, 1:].numel())
+        first, mean = torch.cat(first_tokens[layer]), sums[layer] / max(1, others_read)
         difference = first.mean(0) - mean
         direction = difference / difference.square().sum().clamp(min=1e-30)
         if _positions(first, mean).min() < SET_APART:
@@ -140,7 +154,7 @@ def _positions(first: Float[Tensor, "sequence width"], mean: Float[Tensor, " wid
 
 
 def _rest_values(
-    hf: Any, tokens: Tensor, bias: Float[Tensor, "layer head"], key: Float[Tensor, "layer head width"], batch: int
+    hf: Any, batches: Sequence[Tensor], bias: Float[Tensor, "layer head"], key: Float[Tensor, "layer head width"]
 ) -> Float[Tensor, "layer head dim"]:
     """The mean value of closed edges, weighted by p; 0 for a head without closed edges."""
     layers: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer: sum of p v, and of p
@@ -154,16 +168,17 @@ def _rest_values(
         before = layers.get(layer, (torch.zeros_like(values), torch.zeros_like(mass)))
         layers[layer] = (before[0] + values, before[1] + mass)
 
-    _run(hf, tokens, collect, batch)
+    _run(hf, batches, collect)
     sums = [layers[layer] for layer in sorted(layers)]
     return torch.stack([torch.where(mass > 0, values.T / mass, 0.0).T for values, mass in sums])
 
 
-def _run(hf: Any, tokens: Tensor, collect: Collect, batch: int) -> None:
+def _run(hf: Any, batches: Sequence[Tensor], collect: Collect) -> None:
     device = hf.get_input_embeddings().weight.device
     with _collecting(hf, collect):
-        for some in tokens.to(device).split(batch):
-            hf(input_ids=some, use_cache=False, logits_to_keep=1)
+        for tokens in batches:
+            for some in tokens.to(device).split(max(1, TOKENS_AT_ONCE // tokens.shape[1])):
+                hf(input_ids=some, use_cache=False, logits_to_keep=1)
 
 
 @contextmanager

@@ -9,15 +9,16 @@ bias of the head, a_i the offset of the query and c_j the offset of the key, the
 and with r the rest value of the head (0 unless it is given)
 
     A = 1[l > 0]                                       in use (sample=False)
-    A = 1[l + logit(U) > 0]                            in training (sample=True), U uniform on (0, 1)
+    A = 1[l / t + logit(U) > 0]                        in training (sample=True), U uniform on (0, 1)
     z_i = sum over j of p_ij (A_ij v_j + (1 - A_ij) r) not renormalised after gating
 
 So a closed edge carries the constant r instead of the key's value. As p sums to 1, this is
-z_i = r + sum over j of A_ij p_ij (v_j - r).
+z_i = r + sum over j of A_ij p_ij (v_j - r). The temperature t is 1 in the paper. With a lower one, sampled gates differ
+less from those in use, and the many edges whose gates are nearly closed add less to the expected number of open edges.
 
-Gradients. Sampled gates are straight through: the backward pass takes A for sigmoid(l + logit(U)). Gates that are not
-sampled have their true derivative, which is 0 almost everywhere: then softmax, values and the expected number of open
-edges carry gradients, and A does not. With `straight_through=True` the backward pass takes A for sigmoid(l) instead.
+Gradients. Sampled gates are straight through: the backward pass takes A for sigmoid(l / t + logit(U)). Gates that are
+not sampled have their true derivative, which is 0 almost everywhere: then softmax, values and the expected number of
+open edges carry gradients, and A does not. With `straight_through=True` the backward pass takes A for sigmoid(l / t).
 
 Cost. About one softmax attention. Some queries meet all keys that they see at once, and the backward pass computes
 these scores again. So memory is linear in the sequence length, and keys that no query sees (above the causal diagonal,
@@ -60,7 +61,7 @@ class GatedAttention(tuple[Tensor, Tensor, Tensor | None]):
     visible_keys: Int64[Tensor, "batch head query"]
     """Number of keys that each query sees."""
     expected_keys: Float[Tensor, "batch head query"]
-    """Sum of sigmoid(l) over the keys that a query sees, with gradient."""
+    """Sum of sigmoid(l / t) over the keys that a query sees, with gradient."""
 
 
 def gated_attention(
@@ -75,6 +76,7 @@ def gated_attention(
     query_offset: Float[Tensor, "batch head query"] | None = None,
     key_offset: Float[Tensor, "batch head key"] | None = None,
     rest: Float[Tensor, "head value_dim"] | None = None,
+    temperature: float = 1.0,
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
@@ -94,6 +96,7 @@ def gated_attention(
         gate: what the gate sees of an edge, its score or its log-probability.
         query_offset, key_offset: added to the gate logit; zero by default.
         rest: the rest value of each head, which a closed edge carries; zero by default.
+        temperature: t, above 0: divides the gate logit where gates are sampled, expected or differentiated.
         scale: multiplies q.k; 1/sqrt(dim) by default.
         softcap: scores become softcap * tanh(score / softcap).
         window: with causal, a query sees this many keys, itself included.
@@ -105,13 +108,15 @@ def gated_attention(
 
     Returns:
         z: (batch, head, query, value_dim) in the dtype of q, computed in float32 or better; 0 if a query sees no key.
-        expected_open: (batch, head), the mean of sigmoid(l) over visible pairs, 0..1, with gradient.
+        expected_open: (batch, head), the mean of sigmoid(l / t) over visible pairs, 0..1, with gradient.
         open_edges: (batch, head, query, key), True where the gate that was used is open; None unless asked for.
 
     Example:
         z, expected_open, _ = gated_attention(q, k, v, bias=5.0, gate="probability", sample=True)
     """
     _check(q, k, v, causal, window, padding, mask, gate)
+    if not temperature > 0:
+        raise GatelensError(f"temperature is {temperature}: it must be above 0.")
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
     groups = (kv_heads, heads // kv_heads)
@@ -119,6 +124,7 @@ def gated_attention(
         scale=dim**-0.5 if scale is None else scale,
         softcap=softcap,
         probability=gate == "probability",
+        temperature=temperature,
         straight_through=straight_through,
         visibility=Visibility(
             queries,

@@ -232,6 +232,7 @@ def _attend(
         query_offset=of_queries,
         key_offset=of_keys,
         rest=gates.rest,
+        temperature=getattr(module, "gate_temperature", 1.0),
         scale=scaling,
         softcap=softcap,
         mask=attention_mask,

@@ -113,6 +113,13 @@ def straight_through(hf: Any) -> Iterator[None]:
 
 
 @contextmanager
+def gate_temperature(hf: Any, temperature: float) -> Iterator[None]:
+    """Inside, the gate logits of a sparse model are divided by this temperature; see `gated_attention`."""
+    with _set_on_modules(hf, "gate_temperature", temperature):
+        yield
+
+
+@contextmanager
 def _set_on_modules(hf: Any, name: str, value: Any) -> Iterator[None]:
     modules = attention_modules(hf)
     for module in modules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,60 @@ SUFFIXES = (".txt", ".md", ".rst", *JSON_LINES)
 PIECE = 100_000  # characters that are tokenized at a time
 
 
+@dataclass(frozen=True, eq=False)
+class TokenText:
+    """The tokens of a text, document by document.
+
+    Every document begins with the first token of the model, if it has one, and ends with an end-of-text token.
+    """
+
+    tokens: list[int]
+    starts: list[int]  # where each document begins
+
+
 def sequences(
     tokenizer: Any, source: TextSource, length: int, n_sequences: int | None = None
 ) -> Int[Tensor, "sequence {length}"]:
     """The text of a source cut into sequences of equal length.
 
-    Documents are joined, with an end-of-text token after each. If the model has a first token, every document and every
-    sequence begins with it. An incomplete sequence at the end is dropped. A data set is streamed only as far as it is
-    needed.
+    If the model has a first token, every sequence begins with it. An incomplete sequence at the end is dropped.
 
     Arguments:
         n_sequences: the largest number of sequences; None reads the whole source.
     """
+    tokens = read_tokens(tokenizer, source, length, None if n_sequences is None else n_sequences * length).tokens
+    return torch.tensor(cut(tokens, length, first_tokens(tokenizer))[:n_sequences])
+
+
+def read_tokens(tokenizer: Any, source: TextSource, least: int, enough: int | None = None) -> TokenText:
+    """The tokens of a source.
+
+    Arguments:
+        least: raise an error if the source has fewer tokens.
+        enough: stop reading after the document with this token, so that a data set is not streamed further.
+    """
     first = first_tokens(tokenizer)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens: list[int] = []
+    starts: list[int] = []
     for document in documents(source):
         ids: list[int] = []
         for piece in _pieces(document):
             ids += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        starts.append(len(tokens))
         tokens += begin(ids, first) + end
-        if n_sequences is not None and len(tokens) >= n_sequences * length:
+        if enough is not None and len(tokens) >= enough:
             break
-    cut = _cut(tokens, length, first)[:n_sequences]
-    if not cut:
+    if not cut(tokens[: least + 1], least, first):
         raise GatelensError(
-            f"the text {source} has {len(tokens)} tokens, less than one sequence of {length}: "
+            f"the text {source} has {len(tokens)} tokens, less than one sequence of {least}: "
             "give more text or a smaller length."
         )
-    return torch.tensor(cut)
+    return TokenText(tokens, starts)
 
 
-def _cut(tokens: list[int], length: int, first: list[int]) -> list[list[int]]:
-    """Sequences of equal length. One that does not start at the beginning of a document gets the first tokens too."""
+def cut(tokens: list[int], length: int, first: list[int]) -> list[list[int]]:
+    """Cut tokens into sequences of equal length. One that begins inside a document gets the first tokens too."""
     cut: list[list[int]] = []
     start = 0
     while True:

@@ -7,7 +7,7 @@ from gatelens.report.figures._open_edges import open_edges_figure
 from gatelens.report.figures._roles import STYLES, ablation_figure, head_maps
 from gatelens.report.figures._saving import FORMATS, save_figure
 from gatelens.report.figures._text import task_title
-from gatelens.report.figures._training import loss_against_open_figure, training_figure
+from gatelens.report.figures._training import frontier_figure, training_figure
 
 __all__ = [
     "FORMATS",
@@ -15,9 +15,9 @@ __all__ = [
     "ablation_figure",
     "attention_maps",
     "circuit_figure",
+    "frontier_figure",
     "head_maps",
     "kept_figure",
-    "loss_against_open_figure",
     "open_edges_figure",
     "save_figure",
     "task_title",

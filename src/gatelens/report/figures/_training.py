@@ -6,7 +6,6 @@ Records are the lines of a run's ``log.csv`` and ``judged.csv`` by column name. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +16,6 @@ from gatelens.report.figures._style import BLACK, GREY, colours, log_axis, style
 from gatelens.report.figures._text import shown
 
 Records = Sequence[Mapping[str, float | str]]
-_MARKERS = "osD^vP*X"
 
 
 @styled
@@ -39,11 +37,11 @@ def training_figure(log: Records, judged: Records = (), target: float | None = N
     above, below = figure.subplots(2, 1, sharex=True)
     steps = _column(log, "step")
     above.axhline(0, color="0.8", linewidth=0.8)
-    above.plot(steps, _column(log, "constrained"), color=GREY, linewidth=0.8, label="training text: constrained loss")
+    above.plot(steps, _column(log, "loss"), color=GREY, linewidth=0.8, label="training text: loss")
     below.plot(steps, _percent(_column(log, "open")), color=GREY, linewidth=0.8, label="training text")
     if target is not None:
         above.axhline(target, linestyle="--", color=BLACK, linewidth=0.9, label=f"target {target:g}")
-    texts = _texts(judged)
+    texts = judged_texts(judged)
     for name, (colour, _) in colours(texts).items():
         records = _judged_on(name, judged)
         judged_steps = _column(records, "step")
@@ -53,7 +51,7 @@ def training_figure(log: Records, judged: Records = (), target: float | None = N
         below.plot(judged_steps, _percent(_column(records, f"{name} open")), **marks, label=shown(name))
     above.set_ylabel("nats per token")
     below.set(ylabel="open edges, %", xlabel="step")
-    _percent_axis(below, "y", [value for line in below.get_lines() for value in line.get_ydata()])
+    _log_axis(below, "y", [value for line in below.get_lines() for value in line.get_ydata()])
     below.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     for axis in (above, below):
         axis.grid()
@@ -63,41 +61,47 @@ def training_figure(log: Records, judged: Records = (), target: float | None = N
 
 
 @styled
-def loss_against_open_figure(stages: Mapping[str, Records], title: str = "") -> Figure:
-    """What sparsity costs: nats per token above the dense model against open edges in percent (log scale).
+def frontier_figure(runs: Mapping[str, Records], title: str = "") -> Figure:
+    """What sparsity costs: loss above the dense model, and KL, against open keys per query and head (log scale).
 
-    Each held-out text has a line.
+    Each held-out text has a column of two panels, each run a line, and each evaluation a point. Training goes from
+    right to left. A run that is further down has the better recipe, if it read as many tokens.
 
     Arguments:
-        stages: the records of ``judged.csv`` for one or several stages of training, by name. Each stage has a marker.
+        runs: the records of ``judged.csv`` of one or several runs, by the name of the run.
     """
-    texts = list(dict.fromkeys(name for records in stages.values() for name in _texts(records)))
+    texts = list(dict.fromkeys(name for records in runs.values() for name in judged_texts(records)))
     if not texts:
-        raise GatelensError("judged.csv is empty: the loss against open edges needs a run that judged held-out text.")
-    figure = Figure(figsize=(5.4, 3.0), layout="constrained")
-    axis = figure.subplots()
-    axis.axhline(0, color="0.6", linewidth=0.8, linestyle="--", label="dense")
-    all_shares: list[float] = []
-    for name, (colour, line) in colours(texts).items():
-        parts = {stage: _judged_on(name, records) for stage, records in stages.items() if name in _texts(records)}
-        opened = [_percent(_column(records, f"{name} open")) for records in parts.values()]
-        losses = [_column(records, f"{name} above dense") for records in parts.values()]
-        axis.plot(list(chain(*opened)), list(chain(*losses)), line, color=colour, label=shown(name))
-        for stage, x, y in zip(parts, opened, losses, strict=True):
-            axis.plot(x, y, _marker(stages, stage), color=colour, markersize=4, label=f"_{stage}")
-        all_shares.extend(chain(*opened))
-    if len(stages) > 1:
-        for stage in stages:
-            axis.plot([], [], _marker(stages, stage), color="0.4", markersize=4, label=shown(stage))
-    _percent_axis(axis, "x", all_shares)
-    axis.set(xlabel="open edges, %", ylabel="loss above dense, nats per token")
-    axis.grid()
-    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-    axis.set_title(shown(title))
+        raise GatelensError("there is no frontier to draw: no run has evaluated held-out text yet.")
+    figure = Figure(figsize=(1.9 + 2.6 * len(texts), 4.2), layout="constrained")
+    axes = figure.subplots(2, len(texts), sharex=True, sharey="row", squeeze=False)
+    lines = colours(runs)
+    all_keys: list[float] = []
+    for (above, below), name in zip(axes.T, texts, strict=True):
+        above.axhline(0, color="0.6", linewidth=0.8, linestyle="--")
+        for run, records in runs.items():
+            judged = _judged_on(name, records)
+            keys = _column(judged, f"{name} keys per query")
+            colour, line = lines[run]
+            style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 3}
+            above.plot(keys, _column(judged, f"{name} above dense"), **style, label=shown(run))
+            below.plot(keys, _column(judged, f"{name} kl"), **style)
+            all_keys += keys
+        above.set_title(shown(name))
+        below.set(xlabel="open keys per query and head")
+        for axis in (above, below):
+            axis.grid()
+    for row in axes:
+        for axis in row:
+            _log_axis(axis, "x", all_keys)
+    axes[0, 0].set_ylabel("loss above dense,\nnats per token")
+    axes[1, 0].set_ylabel("KL from dense,\nnats per token")
+    axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    figure.suptitle(shown(title))
     return figure
 
 
-def _texts(judged: Records) -> list[str]:
+def judged_texts(judged: Records) -> list[str]:
     """The names of the texts that were judged, in the order of their columns."""
     columns = dict.fromkeys(key for record in judged for key in record if key.endswith(" open"))
     return [column.removesuffix(" open") for column in columns]
@@ -121,12 +125,8 @@ def _percent(shares: Sequence[float]) -> list[float]:
     return [100 * share for share in shares]
 
 
-def _percent_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
+def _log_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
     """Give an axis a log scale around these values that spans at least a factor of 20."""
     known = [value for value in values if value > 0] or [100.0]
     low, high = min(known) / 1.3, max(known) * 1.3
     log_axis(axes, which, min(low, high / 20), high, "{:g}".format)
-
-
-def _marker(stages: Mapping[str, Records], stage: str) -> str:
-    return _MARKERS[list(stages).index(stage) % len(_MARKERS)]

@@ -14,7 +14,7 @@ from gatelens.sparse.sparsify._log import Record
 
 
 class Display:
-    """Shows loss, KL, open edges, open keys per query and head, multiplier, tokens per second and time left."""
+    """Shows losses, open keys per query and head, idle heads, multiplier, tokens per second and time left."""
 
     def __init__(self, done: int, steps: int, progress: Progress | None, console: Console | None) -> None:
         self.done, self.steps, self.console, self.progress = done, steps, console, progress
@@ -25,8 +25,8 @@ class Display:
         """Show the numbers of a step that was just made."""
         self.done += 1
         numbers = (
-            f"loss {record['cross_entropy']:.3f} ({record['above_dense']:+.3f})  KL {record['kl']:.4f}  "
-            f"open {100 * record['open']:.2f}%  keys per query {record['keys_per_query']:.2f}  "
+            f"cross-entropy {record['cross_entropy']:.3f} ({record['above_dense']:+.3f})  KL {record['kl']:.4f}  "
+            f"keys per query {record['keys_per_query']:.2f}  idle heads {100 * record['idle_heads']:.0f}%  "
             f"multiplier {record['multiplier']:.3g}  {record['tokens_per_second']:.0f} tokens/s"
         )
         if self.progress is not None and self.task is not None:

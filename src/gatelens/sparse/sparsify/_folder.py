@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from jaxtyping import Int
-from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
@@ -19,6 +16,7 @@ from gatelens.runtime.files import replace_file
 from gatelens.runtime.processes import Processes
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.versions import versions
+from gatelens.sparse.mixture import TrainingText
 from gatelens.sparse.sparsify.settings import SparsifySettings
 
 FILE = "settings.json"
@@ -31,7 +29,7 @@ class SparsifyFolder(RunFolder):
 
     Arguments:
         out: the folder, or None: then nothing is kept.
-        text: all sequences that are trained on.
+        texts: everything that is trained on.
         start: the folder of the run whose weights this one begins with.
     """
 
@@ -40,11 +38,15 @@ class SparsifyFolder(RunFolder):
         out: Path | None,
         model: Model,
         settings: SparsifySettings,
-        text: Int[Tensor, "sequence token"],
+        texts: Sequence[TrainingText],
         start: Path | None,
         processes: Processes | None = None,
     ) -> None:
-        asked: dict[str, Any] = {"model": model.fingerprint, "text": hashlib.sha256(text.numpy().tobytes()).hexdigest()}
+        fingerprints = "".join(text.fingerprint() for text in texts)
+        asked: dict[str, Any] = {
+            "model": model.fingerprint,
+            "text": hashlib.sha256(fingerprints.encode()).hexdigest(),
+        }
         # A relative path, so that runs that are moved together still refer to each other.
         asked["start"] = None if start is None or out is None else os.path.relpath(start.resolve(), out.resolve())
         super().__init__(out, asked, processes=processes)
@@ -74,7 +76,7 @@ class SparsifyFolder(RunFolder):
         settings = self.settings
         changed = settings.changed(saved["settings"]) + [name for name in asked if asked[name] != saved[name]]
         if changed:
-            more = "" if settings.cooldown else " (more steps are allowed)"
+            more = "" if settings.depends_on_steps else " (more steps are allowed)"
             raise GatelensError(
                 f"{path} holds a run with another {' and '.join(changed)}: give another folder, or ask for the same to "
                 f"resume it{more}."
@@ -86,9 +88,9 @@ class SparsifyFolder(RunFolder):
                 "give another folder."
             )
         before = SparsifySettings(**saved["settings"]).steps
-        if settings.cooldown and settings.steps != before:
+        if settings.depends_on_steps and settings.steps != before:
             raise GatelensError(
-                f"{path} holds a run of {before} steps with a cooldown, which depends on the number of steps: ask for "
+                f"{path} holds a run of {before} steps, and its schedule depends on the number of steps: ask for "
                 f"{before} steps, or give another folder (start='{path}' begins with its weights)."
             )
 

@@ -18,13 +18,14 @@ Record = dict[str, float]
 FIELDS = (
     "step",
     "length",
-    "constrained",
+    "loss",
     "kl",
     "cross_entropy",
     "above_dense",
     "expected_open",
     "open",
     "keys_per_query",
+    "idle_heads",
     "multiplier",
     "tokens_per_second",
 )

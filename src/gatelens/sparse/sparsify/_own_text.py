@@ -18,7 +18,7 @@ MARK = "\x00"
 
 
 def write_text(
-    model: Model, text: Int[Tensor, "sequence token"], count: int, length: int, seed: int, journal: Journal
+    model: Model, text: Int[Tensor, "*any"], count: int, length: int, seed: int, journal: Journal
 ) -> Int[Tensor, "count length"]:
     """Sample sequences from the model at temperature 1.
 

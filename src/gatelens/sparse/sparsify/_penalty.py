@@ -1,9 +1,10 @@
 """The penalty on open edges, one number for each sequence. Gates are counted by their expectation, with gradient.
 
-    total     log of the expected share of open edges of all heads together
+    share     expected share of open edges of all heads together, as in the paper
+    total     logarithm of this share
     per-head  mean over heads of log(expected keys per query of the head + EPSILON)
 
-Both logarithms keep the gradient of the gates as large when few are open as when all are. In the total, a head counts
+The logarithms keep the gradient of the gates as large when few are open as when all are. In the total, a head counts
 by its number of open edges, so that the heads with the most are closed first, and every other one stays a little open.
 Per head, closing the last key of a head that is hardly used is worth as much as halving the keys of a busy one.
 Therefore heads become idle on sequences that do not need them.
@@ -18,18 +19,21 @@ from torch import Tensor
 
 from gatelens.sparse.recording import OpenRecord
 
-Penalty = Literal["total", "per-head"]
+Penalty = Literal["per-head", "total", "share"]
 EPSILON = 0.05  # keys per query below which a head counts as idle: closing it further is worth little
 LEAST_OPEN = 1e-12  # the logarithm of a smaller expected share is not differentiated, as that of 0 has no gradient
 
 
 def penalty(record: OpenRecord, kind: Penalty, total_share: float = 0.0) -> Float[Tensor, " sequence"]:
-    """The penalty of each sequence of the last forward pass, in nats, with gradient.
+    """The penalty of each sequence of the last forward pass, with gradient.
 
     Arguments:
         total_share: how much of the total is mixed into the penalty per head, 0..1.
     """
-    total = share_of_all_pairs(record.expected, record.pairs).clamp(min=LEAST_OPEN).log()
+    share = share_of_all_pairs(record.expected, record.pairs)
+    if kind == "share":
+        return share
+    total = share.clamp(min=LEAST_OPEN).log()
     if kind == "total":
         return total
     per_head = (record.expected_keys.mean(-1) + EPSILON).log().mean((0, 2))

@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from gatelens.sparse.mixture import TrainingText
+
+
+class Batch(NamedTuple):
+    """Some sequences of one length."""
+
+    tokens: Int[Tensor, "sequence token"]
+    kl: Float[Tensor, " sequence"]  # share of the KL divergence in the loss of each sequence
+    text: Int[Tensor, " sequence"]  # number of the text that each sequence is from
 
 
 class TrainingSequences:
-    """An endless, numbered list of sequences, mixed from text and from sequences that the model wrote itself.
+    """An endless, numbered list of sequences, each from a random place in a text that is drawn by its share."""
 
-    Each kind is read in a random order, which changes whenever all its sequences have been read. Of any n consecutive
-    sequences, `own_share` times n (rounded) are the model's own.
-    """
+    def __init__(self, texts: Sequence[TrainingText], seed: int) -> None:
+        self.texts, self.seed = texts, seed
+        shares = np.array([text.share for text in texts])
+        self._up_to = np.cumsum(shares / shares.sum())
 
-    def __init__(
-        self, text: Int[Tensor, "sequence token"], own: Int[Tensor, "own_sequence token"], own_share: float, seed: int
-    ) -> None:
-        self.text, self.own, self.seed = text, own, seed
-        self.own_share = own_share if len(own) else 0.0
+    def batch(self, numbers: Sequence[Sequence[int]], length: int) -> Batch:
+        """The sequences with these numbers. A number is any tuple of integers of 0 or more."""
+        drawn = [self._draw(number, length) for number in numbers]
+        text = torch.tensor([index for index, _ in drawn])
+        kl = torch.tensor([self.texts[index].kl for index, _ in drawn])
+        return Batch(torch.stack([tokens for _, tokens in drawn]), kl, text)
 
-    def __getitem__(self, number: int) -> Int[Tensor, " token"]:
-        """The sequence with this number."""
-        own_before = int(number * self.own_share)
-        if int((number + 1) * self.own_share) > own_before:
-            return self.own[self._index(own_before, len(self.own), 1)]
-        return self.text[self._index(number - own_before, len(self.text), 0)]
-
-    def batch(self, numbers: range) -> Int[Tensor, "sequence token"]:
-        """The sequences with these numbers."""
-        return torch.stack([self[number] for number in numbers])
-
-    def _index(self, number: int, size: int, kind: int) -> int:
-        epoch, position = divmod(number, size)
-        return int(_order(size, self.seed, kind, epoch)[position])
+    def _draw(self, number: Sequence[int], length: int) -> tuple[int, Int[Tensor, " token"]]:
+        random = np.random.default_rng([self.seed, *number])
+        index = min(int(np.searchsorted(self._up_to, random.random(), side="right")), len(self.texts) - 1)
+        return index, self.texts[index].sequence(random, length)
 
 
 def length_at(step: int, lengths: Sequence[int], seed: int) -> int:
     """The length of all sequences of a step. Within len(lengths) steps each length has its turn, in a random order."""
     turn, position = divmod(step, len(lengths))
-    return lengths[int(_order(len(lengths), seed, 0, turn)[position])]
-
-
-def cut(tokens: Int[Tensor, "sequence token"], length: int) -> Int[Tensor, "piece length"]:
-    """Cut each sequence into pieces of this length, in order. Tokens that are left over at its end are dropped."""
-    return tokens.unfold(1, length, length).flatten(0, 1)
-
-
-@lru_cache(maxsize=8)
-def _order(size: int, seed: int, kind: int, epoch: int) -> Tensor:
-    mixed = (seed * 1_000_003 + epoch) * 2 + kind
-    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed))
+    return lengths[int(np.random.default_rng([seed, turn]).permutation(len(lengths))[position])]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.model.families import family_of
 from gatelens.sparse._head_gates import is_gate_parameter
 from gatelens.sparse.adapters import adapter_name
-from gatelens.sparse.calibration import calibrate
-from gatelens.sparse.in_model import BIAS, gate_values, is_sparse, make_sparse
-from gatelens.sparse.recording import record_open
+from gatelens.sparse.in_model import BIAS, GateValues, gate_values, is_sparse, make_sparse
 from gatelens.sparse.sparsify._sharding import shard_like
 from gatelens.sparse.sparsify.settings import SparsifySettings
 
-BIAS_STEP = 0.5  # how much `lower_biases` lowers a bias at a time
 SCALE = 2  # factor of what an adapter adds: peft's alpha divided by the rank
 
 
@@ -49,7 +47,7 @@ class Student:
         self.hf: Any = copy.deepcopy(model.hf, shared)
         self.is_new = not is_sparse(model.hf)  # so that its gates have to be chosen
         if self.is_new and settings.gate == "probability":
-            make_sparse(self.hf, learned=True, gate="probability")  # `calibrate` gives them their values
+            make_sparse(self.hf, learned=True, gate="probability")  # calibration gives them their values
         else:
             make_sparse(self.hf, settings.bias if self.is_new else None, learned=settings.learn_bias)
         self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
@@ -66,9 +64,11 @@ class Student:
         """The learned biases, one (head,) for each layer."""
         return self._trained_gates(".gate_bias")
 
-    def offsets(self) -> list[nn.Parameter]:
+    def offsets(self) -> list[tuple[nn.Parameter, ...]]:
         """The learned u and w of probability gates, two (head, width) for each layer."""
-        return self._trained_gates(".gate_query.weight", ".gate_key.weight")
+        return list(
+            zip(self._trained_gates(".gate_query.weight"), self._trained_gates(".gate_key.weight"), strict=True)
+        )
 
     def rest_values(self) -> list[nn.Parameter]:
         """The learned rest values of probability gates, one (head, dim) for each layer."""
@@ -111,34 +111,12 @@ class Student:
         make_sparse(self.hf, bias)
 
     @torch.no_grad()
-    def calibrate(self, tokens: Int[Tensor, "sequence token"], open_mass: float, close_first: bool) -> None:
-        """Give probability gates their first values, which follow from the attention without gates on some sequences.
-
-        Cost: two or three forward passes of the sequences.
-        """
-        values = calibrate(self.hf, tokens, open_mass, close_first=close_first)
+    def set_gates(self, values: GateValues) -> None:
+        """Give learned probability gates these values."""
         endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": ".gate_rest"}
         for name, ending in endings.items():
             for parameter, of_layer in zip(self._trained_gates(ending), getattr(values, name), strict=True):
                 parameter.copy_(of_layer)
-
-    @torch.no_grad()
-    def lower_biases(self, tokens: Int[Tensor, "sequence token"], most_open: float) -> None:
-        """Lower the bias of every head until at most this share of its edges is open on some sequences.
-
-        A gate logit far above 0 has hardly any gradient, so a head whose gates are all wide open would stay open at any
-        cost. With a lower bias the head can learn, and opens again if it has to. Cost: one forward pass for each step
-        of 0.5.
-        """
-        self.eval()
-        while True:
-            with record_open(self.hf) as record:
-                self.hf(input_ids=tokens, use_cache=False)
-            shares = (record.open_share * record.pairs).sum(1) / record.pairs.sum(1)  # (layer, head)
-            if not (shares > most_open).any():
-                return
-            for bias, share in zip(self.biases(), shares, strict=True):
-                bias.sub_(BIAS_STEP * (share > most_open))
 
     def train(self) -> None:
         """Sample gates from now on. Dropout stays off: the noise of the gates takes its place."""
@@ -150,6 +128,20 @@ class Student:
     def eval(self) -> None:
         """Gates are steps from now on, as in use."""
         self.trained.eval()
+
+
+def with_narrow_weights(model: Model) -> Model:
+    """A copy of a model whose linear modules have weights in bfloat16; all other weights are shared.
+
+    Under autocast this computes the same as the model itself, and weights are not converted again in each pass. The
+    residual stream stays in the precision of the embeddings.
+    """
+    hf = copy.deepcopy(model.hf, {id(p): p for p in model.hf.parameters()})
+    tied = hf.get_input_embeddings().weight
+    for module in hf.modules():
+        if isinstance(module, nn.Linear | Conv1D) and module.weight is not tied:
+            module.weight = nn.Parameter(module.weight.to(torch.bfloat16), requires_grad=False)
+    return dataclasses.replace(model, hf=hf)
 
 
 def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:

@@ -16,7 +16,7 @@ from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse.in_model import dense_attention, is_sparse
 from gatelens.sparse.recording import OpenRecord, record_open
-from gatelens.sparse.sparsify._losses import cross_entropy, kl_divergence
+from gatelens.sparse.sparsify._losses import losses
 from gatelens.sparse.text import TextSource, sequences
 
 IDLE = 0.05  # a head with fewer open keys per query on a sequence is idle
@@ -178,26 +178,20 @@ def judge(dense: Any, sparse: Any, tokens: Int[Tensor, "sequence token"], batch:
         dense: None stands for the sparse model without gates.
     """
     device = sparse.get_input_embeddings().weight.device
-    losses = torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(3, dtype=torch.float64)
     counts = torch.zeros((), dtype=torch.float64)
     for some in tokens.to(device).split(batch):
         if dense is None:
             with dense_attention(sparse):
-                dense_log_probs = _log_probs(sparse, some)
+                dense_logits = _logits(sparse, some)
         else:
-            dense_log_probs = _log_probs(dense, some)
+            dense_logits = _logits(dense, some)
         with record_open(sparse) as record:
-            sparse_log_probs = _log_probs(sparse, some)
-        for number, loss in enumerate(
-            (
-                cross_entropy(dense_log_probs, some),
-                cross_entropy(sparse_log_probs, some),
-                kl_divergence(dense_log_probs, sparse_log_probs),
-            )
-        ):
-            losses[number] += loss.sum().double().cpu()
+            sparse_logits = _logits(sparse, some)
+        kl, sparse_loss, dense_loss = losses(sparse_logits, dense_logits, some)
+        sums += torch.stack([loss.sum().double().cpu() for loss in (dense_loss, sparse_loss, kl)])
         counts = counts + _counts(record)
-    return Judgement(len(tokens), tokens.shape[1], *(losses / len(tokens)).tolist(), *counts)
+    return Judgement(len(tokens), tokens.shape[1], *(sums / len(tokens)).tolist(), *counts)
 
 
 def _counts(record: OpenRecord) -> Float[Tensor, "4 layer head"]:
@@ -208,5 +202,6 @@ def _counts(record: OpenRecord) -> Float[Tensor, "4 layer head"]:
     return torch.stack([x.sum(1).double().cpu() for x in (keys.sum(-1), record.pairs, idle, without_key)])
 
 
-def _log_probs(hf: Any, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:
-    return hf(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
+def _logits(hf: Any, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:
+    logits: Tensor = hf(input_ids=tokens, use_cache=False).logits
+    return logits

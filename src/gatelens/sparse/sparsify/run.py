@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -38,8 +37,11 @@ from gatelens.model.anatomy import describe
 from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Journal
+from gatelens.runtime.precision import use_bfloat16
 from gatelens.runtime.processes import Processes
+from gatelens.sparse.calibration import calibrate, input_sizes
 from gatelens.sparse.in_model import gate_biases
+from gatelens.sparse.mixture import Text, TrainingText, read_training_texts, texts_of
 from gatelens.sparse.sparsify._display import displayed
 from gatelens.sparse.sparsify._folder import SparsifyFolder
 from gatelens.sparse.sparsify._log import Log, Record
@@ -47,19 +49,19 @@ from gatelens.sparse.sparsify._own_text import write_text
 from gatelens.sparse.sparsify._result import merged, write_card, write_result
 from gatelens.sparse.sparsify._sequences import TrainingSequences
 from gatelens.sparse.sparsify._sharding import is_sharded
-from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._student import Student, with_narrow_weights
 from gatelens.sparse.sparsify._training import WEIGHTS, Training
 from gatelens.sparse.sparsify.judge import check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
-from gatelens.sparse.text import TextSource, files, keep_apart, sequences
+from gatelens.sparse.text import TextSource, keep_apart, sequences
 
-CALIBRATION = 8  # sequences that probability gates are calibrated on: the first ones that are trained on
+CALIBRATION = 1024  # tokens of each length that probability gates are calibrated on
 Tracker = Literal["tensorboard", "wandb"]
 
 
 def sparsify(
     model: Model,
-    text: TextSource | Sequence[TextSource],
+    text: TextSource | Text | Sequence[TextSource | Text],
     settings: SparsifySettings | None = None,
     out: str | Path | None = None,
     *,
@@ -96,7 +98,9 @@ def sparsify(
         # 1. Everything that can be wrong with the request
         texts = _read_texts(model, text, held_out, settings)
         sharded = is_sharded(accelerator)
-        student = Student(model, settings, share=not sharded)
+        narrow = settings.weights == "lora" and not sharded and use_bfloat16(model.device, settings.bf16)
+        read = with_narrow_weights(model) if narrow else model
+        student = Student(read, settings, share=not sharded)
         first_run = None if start is None else Path(start)
         resumes = bool(folder and Checkpoints(folder / "checkpoints").steps())
         if first_run is not None and not resumes:
@@ -106,13 +110,15 @@ def sparsify(
             # 2. Training, from the last checkpoint on
             with accelerator.main_process_first() if folder else nullcontext():
                 own = _own_text(model, texts.training, settings, folder, show and main)
-            numbered = TrainingSequences(texts.training, own, settings.self_share, settings.seed)
-            if settings.gate == "probability" and student.is_new and first_run is None and not resumes:
-                student.calibrate(numbered.batch(range(CALIBRATION)), settings.open_mass, settings.close_first)
-            if settings.most_open < 1:
-                student.lower_biases(numbered.batch(range(4)).to(model.device), settings.most_open)
-            dense = copy.deepcopy(model.hf) if sharded else model.hf.to(accelerator.device)  # sharding is in place
-            training = Training(student, dense, numbered, settings, accelerator)
+            numbered = TrainingSequences([*texts.training, *own], settings.seed)
+            sizes = None
+            if settings.gate == "probability" and not resumes:
+                batches = calibration_batches(numbered, settings)
+                if student.is_new and first_run is None:
+                    student.set_gates(calibrate(model.hf, batches, settings.open_mass, settings.close_first))
+                sizes = input_sizes(model.hf, batches).tolist()
+            dense = copy.deepcopy(read.hf) if sharded else read.hf.to(accelerator.device)  # sharding is in place
+            training = Training(student, dense, numbered, settings, accelerator, sizes)
             _train(training, texts.held_out, folder, show and main)
             for tracker in accelerator.trackers:
                 tracker.finish()
@@ -136,43 +142,54 @@ class _Texts:
     """All text of a run as tokens."""
 
     sources: Sequence[TextSource]
-    training: Int[Tensor, "sequence token"]
+    training: list[TrainingText]
     held_out: dict[str, Tensor]  # (sequence, token) of each held-out text
     on_card: dict[str, Tensor]  # what the model card shows: held-out text, or the beginning of the training text
 
 
 def _read_texts(
     model: Model,
-    text: TextSource | Sequence[TextSource],
+    text: TextSource | Text | Sequence[TextSource | Text],
     held_out: TextSource | Sequence[TextSource],
     settings: SparsifySettings,
 ) -> _Texts:
-    sources = [text] if isinstance(text, str | Path) else list(text)
     check_length(model, settings.length)
+    texts = texts_of(text)
+    sources = [source for each in texts for source in each.sources]
     keep_apart(sources, named(held_out).values())
+    training = read_training_texts(model.tokenizer, texts, settings.length, settings.streamed, settings.kl)
 
-    def read(source: TextSource, n_sequences: int | None) -> Tensor:
-        return sequences(model.tokenizer, source, settings.length, n_sequences)
-
-    # As much of a data set for any number of steps, so that a longer run reads the same text.
-    training = {source: read(source, settings.streamed if files(source) is None else None) for source in sources}
-    n_sequences = settings.judge_sequences
-    held = {name: read(source, n_sequences) for name, source in named(held_out).items()}
-    trained_on = {f"{name} (trained on)": training[source][:n_sequences] for name, source in named(sources).items()}
-    return _Texts(sources, torch.cat([training[source] for source in sources]), held, held or trained_on)
+    length, count = settings.length, settings.judge_sequences
+    held = {name: sequences(model.tokenizer, source, length, count) for name, source in named(held_out).items()}
+    trained_on = {f"{each.name} (trained on)": each.beginning(length, count) for each in training}
+    return _Texts(sources, training, held, held or trained_on)
 
 
-def _own_text(model: Model, text: Tensor, settings: SparsifySettings, folder: Path | None, show: bool) -> Tensor:
-    if not settings.self_text:
-        return text[:0]
+def calibration_batches(sequences: TrainingSequences, settings: SparsifySettings) -> list[Tensor]:
+    """Sequences of all lengths that are trained on, for calibration: (sequence, token) for each length."""
+    counts = {length: max(2, CALIBRATION // length) for length in sorted(set(settings.used_lengths))}
+    # No step reads the sequences with these numbers: those have a number and a piece.
+    return [sequences.batch([(i,) for i in range(count)], length).tokens for length, count in counts.items()]
+
+
+def _own_text(
+    model: Model, texts: Sequence[TrainingText], settings: SparsifySettings, folder: Path | None, show: bool
+) -> list[TrainingText]:
+    """What the model writes itself, as one more text to train on."""
+    if not settings.self_text or not settings.self_share:
+        return []
 
     def progress(title: str, done: int, total: int) -> None:
         if show:
             print(f"{title}: {done} of {total} pieces", flush=True)
 
     journal = Journal(None if folder is None else folder / "own-text", progress)
+    tokens = torch.cat([text.tokens for text in texts]).long()
     # The seed is 0 for any seed of the run, because this text is data.
-    return write_text(model, text, settings.self_text, settings.length, 0, journal)
+    written = write_text(model, tokens, settings.self_text, settings.length, 0, journal)
+    share = settings.self_share / max(1e-9, 1 - settings.self_share) * sum(text.share for text in texts)
+    starts = torch.arange(len(written)) * settings.length
+    return [TrainingText("own", written.flatten().to(torch.int32), starts, share, kl=1.0)]
 
 
 def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None, show: bool) -> None:
@@ -186,12 +203,12 @@ def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None,
     log_folder = folder if main else None
     log = Log(log_folder, done)
     judged = Log(log_folder, done, ("step", *(f"{name} {column}" for name in held_out for column in JUDGED)), "judged")
-    n_sequences = settings.batch * settings.accumulate * accelerator.num_processes
+    at_once = settings.batch * settings.accumulate * accelerator.num_processes
     with displayed(show, done, settings.steps) as display:
         for step in range(done, settings.steps):
             start = time.perf_counter()
             record: Record = {"step": step + 1, **training.step(step)}
-            tokens = n_sequences * (settings.length - settings.length % training.length(step))
+            tokens = at_once * (settings.length - settings.length % training.length(step))
             record["tokens_per_second"] = tokens / (time.perf_counter() - start)
             log.add(record)
             display.step(record)
@@ -229,7 +246,7 @@ def _restore(training: Training, checkpoints: Checkpoints) -> int:
     return 0
 
 
-JUDGED = ("dense loss", "above dense", "kl", "open", "keys per query")
+JUDGED = ("dense loss", "above dense", "kl", "open", "keys per query", "idle heads")
 
 
 def _judge(training: Training, held_out: dict[str, Tensor]) -> Record:
@@ -237,13 +254,15 @@ def _judge(training: Training, held_out: dict[str, Tensor]) -> Record:
     training.student.eval()
     numbers: Record = {}
     for name, tokens in held_out.items():
-        judgement = judge(training.dense, training.student.hf, tokens)
+        with training.precision():
+            judgement = judge(training.dense, training.student.hf, tokens)
         values = (
             judgement.dense_loss,
             judgement.above_dense,
             judgement.kl,
             judgement.open_share,
             judgement.keys_per_query,
+            judgement.idle_share,
         )
         numbers |= {f"{name} {column}": value for column, value in zip(JUDGED, values, strict=True)}
     return numbers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,46 +13,79 @@ from gatelens.sparse.gated_attention import Gate
 from gatelens.sparse.in_model import BIAS
 from gatelens.sparse.sparsify._penalty import Penalty
 
-RATES = {"lora": 1e-3, "full": 1e-5}
+RATES = {"lora": 8e-4, "full": 1e-5}
 """The default learning rates, by what is trained."""
 BIAS_RATES: dict[Gate, float] = {"score": 0.03, "probability": 0.012}
 """The default learning rates of the biases, by what gates see."""
+PUBLISHED: dict[str, Any] = {
+    "gate": "score",
+    "learn_bias": False,
+    "bias_end": 0.0,
+    "bias_steps": 500,
+    "hold": "loss",
+    "kl": 0.0,
+    "target": 0.01,
+    "penalty": "share",
+    "temperature": 1.0,
+    "lengths": (),
+    "clip": None,
+    "cooldown": 0.0,
+}
+"""The paper's recipe: one bias for all heads, which falls to 0, and the expected share of open edges is minimised while
+the cross-entropy stays at its target. What the paper does not say (target, rates, steps) is our choice."""
 
 
 class SparsifySettings(Settings):
-    """Sparse post-training: how long, on which batches, under which constraint, which weights, how fast."""
+    """Sparse post-training: how long, on which batches, what is minimised and what is held, which weights, how fast."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": PUBLISHED}
 
     steps: int = Field(1000, ge=1, description="Updates of the weights.", json_schema_extra=EXECUTION)
-    batch: int = Field(4, ge=1, description="Sequences that one process reads at a time.")
-    length: int = Field(128, ge=2, description="Tokens in a sequence.")
+    batch: int = Field(2, ge=1, description="Sequences that one process reads at a time.")
+    length: int = Field(256, ge=2, description="Tokens in a sequence.")
     lengths: tuple[int, ...] = Field(
-        (),
-        description="Train on shorter sequences too: each step cuts its sequences into pieces of one of these lengths, "
-        "and all lengths take turns in a random order. Name a length twice to use it twice as often.",
+        (32, 64, 64, 128, 128, 256, 256),
+        description="Lengths of the sequences: all sequences of a step have one of these lengths, as many as have the "
+        "tokens of the batch, and all lengths take turns in a random order. Name a length twice to use it twice as "
+        "often. Lengths above `length` are not used; without any, all sequences have that length.",
     )
     accumulate: int = Field(1, ge=1, description="Batches for each update: their gradients are averaged.")
     streamed: int = Field(16384, ge=1, description="Sequences read of each hub data set; files are read whole.")
     seed: int = Field(0, ge=0, description="Seed of the order of the text, of the gate noise and of LoRA's start.")
 
-    constraint: Literal["kl", "cross-entropy"] = Field(
-        "kl", description="The loss that is held at its target: KL divergence from the dense model, or cross-entropy."
+    kl: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the KL divergence from the dense model in the loss; the rest is cross-entropy. A text of "
+        "a mixture file may have its own.",
     )
-    target: float = Field(0.05, gt=0, description="Target of the loss, in nats per token.")
-    relative: bool = Field(True, description="Add the dense model's own loss to the target (for KL that is 0).")
-    each_row: bool = Field(
-        False,
-        description="Count a sequence whose cross-entropy is below the dense model's as equal, so that it does not "
-        "make up for others.",
+    relative: bool = Field(True, description="Count cross-entropy from that of the dense model.")
+    hold: Literal["keys", "loss"] = Field(
+        "keys",
+        description="What is held: open keys per query move along a line, at the smallest loss, or the loss is held at "
+        "its target, with as few open edges as possible.",
     )
-    distill: float = Field(0.0, ge=0, description="Weight of an extra KL from the dense model, beside cross-entropy.")
+    keys: float = Field(1.0, gt=0, description="hold=keys: open keys per query and head at the end of the line.")
+    ramp: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="hold=keys: share of the steps until the end of the line, which is straight in "
+        "the logarithm of the keys.",
+    )
+    most_loss: float | None = Field(
+        None, gt=0, description="hold=keys: the line waits while the smoothed loss of any text is above this."
+    )
+    target: float = Field(0.05, gt=0, description="hold=loss: target of the loss, in nats per token.")
 
     penalty: Penalty = Field(
-        "total",
-        description="What is minimised: the logarithm of all expected open edges, or the mean over heads of the "
-        "logarithm of a head's expected keys per query, which makes heads idle.",
+        "per-head",
+        description="What is minimised: the mean over heads of the logarithm of a head's expected keys per query, "
+        "which makes heads idle, the logarithm of all expected open edges, or their share itself, as in the paper.",
     )
     total_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the penalty on the total that is mixed into the penalty per head."
+        0.7, ge=0, le=1, description="Share of the penalty on the total that is mixed into the penalty per head."
     )
 
     weights: Literal["lora", "full"] = Field(
@@ -62,38 +96,43 @@ class SparsifySettings(Settings):
     )
     rank: int = Field(16, ge=1, description="Rank of the adapters.")
     learning_rate: float | None = Field(
-        None, gt=0, description="Learning rate of the weights, for Adam; by default 1e-3 for 'lora', 1e-5 for 'full'."
+        None, gt=0, description="Learning rate of the weights, for Adam; by default 8e-4 for 'lora', 1e-5 for 'full'."
     )
-    warmup: int = Field(10, ge=0, description="Steps in which the learning rates rise from 0.")
+    clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient of the loss by the weights.")
+    warmup: int = Field(15, ge=0, description="Steps in which the learning rates rise from 0.")
     cooldown: float = Field(
-        0.0, ge=0, le=1, description="Share of the steps, at the end, in which the learning rates fall to 0."
+        0.3, ge=0, le=1, description="Share of the steps, at the end, in which the learning rates fall to 0."
     )
 
     gate: Gate = Field(
-        "score",
+        "probability",
         description="What the gates of a dense model see of an edge: its score, as in the paper, or its attention "
         "probability, with learned offsets and rest values that calibration chooses before the first step.",
     )
+    temperature: float = Field(
+        0.3, gt=0, description="Temperature of sampled gates: with a low one they differ little from those in use."
+    )
     open_mass: float = Field(
-        0.95,
+        0.75,
         gt=0,
         le=1,
         description="Probability gates: share of each head's attention mass that calibration leaves open.",
     )
     close_first: bool = Field(
-        False,
+        True,
         description="Probability gates: calibration also closes the edges to the first token of a sequence; open_mass "
         "then counts all other edges.",
     )
     offset_learning_rate: float = Field(
-        8e-4, gt=0, description="Probability gates: learning rate of the offsets of queries and keys, for Adam."
+        8e-4,
+        gt=0,
+        description="Probability gates: learning rate of the offsets of queries and keys, for Adam, divided by the "
+        "root mean square of the attention's input in each layer.",
     )
     rest_learning_rate: float = Field(
         1.5e-3, gt=0, description="Probability gates: learning rate of the rest values, for Adam."
     )
-    bias: float = Field(
-        BIAS["score"], description="Gate bias of every head at the start; gates with a positive bias are open."
-    )
+    bias: float = Field(BIAS["score"], description="Score gates: bias of every head at the start.")
     learn_bias: bool = Field(True, description="Learn one bias for each head.")
     bias_learning_rate: float | None = Field(
         None,
@@ -101,29 +140,23 @@ class SparsifySettings(Settings):
         description="Learning rate of the learned biases, for Adam; by default 0.03 for score gates, 0.012 for "
         "probability gates.",
     )
-    most_open: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Before the first step, lower learned biases until no head has a larger share of open edges.",
-    )
     bias_end: float | None = Field(
         None, description="Final value of a bias that is not learned; it changes linearly from the start."
     )
     bias_steps: int = Field(0, ge=0, description="Steps after which the bias has its final value.")
 
-    multiplier: float = Field(10.0, description="GECO multiplier of the loss at the start.")
+    multiplier: float = Field(16.0, description="Weight of the loss, relative to that of the penalty, at the start.")
     multiplier_rate: float = Field(
-        0.02, gt=0, description="Largest change of the multiplier in one step, in log space."
+        0.05, gt=0, description="Largest change of the multiplier in one step, in log space."
     )
     multiplier_damping: float = Field(
-        1.0, ge=0, description="How far the multiplier responds to the current violation at once, in log space."
+        0.5, ge=0, description="How far the multiplier responds to the current violation at once, in log space."
     )
     multiplier_smoothing: float = Field(
-        0.9, ge=0, lt=1, description="Share of the past in the moving average of the violation."
+        0.8, ge=0, lt=1, description="Share of the past in the moving average of what is held."
     )
-    multiplier_warmup: int = Field(20, ge=0, description="Steps before the multiplier starts to change.")
-    multiplier_low: float = Field(0.1, gt=0, description="Lower limit of the multiplier.")
+    multiplier_warmup: int = Field(10, ge=0, description="Steps before the multiplier starts to change.")
+    multiplier_low: float = Field(2.5, gt=0, description="Lower limit of the multiplier.")
     multiplier_high: float = Field(1000.0, description="Upper limit of the multiplier.")
 
     self_text: int = Field(
@@ -151,30 +184,26 @@ class SparsifySettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_rates(cls, values: Any) -> Any:
+        """Learning rates that are not given follow from what is trained."""
         if not isinstance(values, dict):
             return values
         defaults = {
             "learning_rate": RATES.get(values.get("weights", "lora")),
-            "bias_learning_rate": BIAS_RATES.get(values.get("gate", "score")),
+            "bias_learning_rate": BIAS_RATES.get(values.get("gate", "probability")),
         }
         return values | {name: rate for name, rate in defaults.items() if values.get(name) is None}
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        with_kl = self.constraint == "kl"  # distill would do what the multiplier does, and each_row nothing
         between = self.multiplier_low <= self.multiplier <= self.multiplier_high
-        of_scores = self.gate == "score"
+        of_scores, holds_keys = self.gate == "score", self.hold == "keys"
         calibrated = "if the gate is 'probability', because calibration chooses the biases"
         requirements = [
             ("bias", of_scores or self.bias == BIAS["score"], f"left out {calibrated}"),
             ("learn_bias", of_scores or self.learn_bias, f"True {calibrated} and training changes them"),
-            ("each_row", not self.each_row or self.relative, "False if the target is not relative"),
-            ("each_row", not (with_kl and self.each_row), "False if the constraint is 'kl'"),
-            ("distill", not (with_kl and self.distill), "0 if the constraint is 'kl'"),
-            ("most_open", self.most_open == 1 or self.learn_bias, "1 if the bias is not learned"),
-            ("total_share", self.penalty == "per-head" or not self.total_share, "0 if the penalty is 'total'"),
+            ("most_loss", holds_keys or self.most_loss is None, "unset if the loss is held: give a target instead"),
             ("multiplier", between, "between multiplier_low and multiplier_high"),
-            ("lengths", all(2 <= n <= self.length for n in self.lengths), f"from 2 to length, which is {self.length}"),
+            ("lengths", all(n >= 2 for n in self.lengths), "at least 2"),
             ("bias_end", self.bias_end is None or not self.learn_bias, "unset if the bias is learned"),
         ]
         for name, holds, requirement in requirements:
@@ -183,9 +212,9 @@ class SparsifySettings(Settings):
         return self
 
     @property
-    def teacher(self) -> bool:
-        """Whether the dense model reads every batch too."""
-        return self.constraint == "kl" or self.relative or self.distill > 0
+    def used_lengths(self) -> tuple[int, ...]:
+        """The lengths of the sequences, as often as they are used."""
+        return tuple(length for length in self.lengths if length <= self.length) or (self.length,)
 
     def bias_at(self, step: int) -> float:
         """The bias that all heads share after this many steps, if it is not learned."""
@@ -204,6 +233,11 @@ class SparsifySettings(Settings):
     def as_dict(self) -> dict[str, Any]:
         """All settings as plain JSON."""
         return self.model_dump(mode="json")
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """Whether the schedule depends on the number of steps, so that a run cannot go on for more."""
+        return self.cooldown > 0 or self.hold == "keys"
 
     def changed(self, saved: dict[str, Any]) -> list[str]:
         """The names of the settings that make this another run than the one with the saved settings.
