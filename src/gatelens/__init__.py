@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
     from gatelens.gates.attention import AttentionScores as AttentionScores
+    from gatelens.gates.circuit import Circuit as Circuit
+    from gatelens.gates.circuit import Explanation as Explanation
     from gatelens.gates.edges import EdgeScores as EdgeScores
     from gatelens.gates.heads import HeadScores as HeadScores
     from gatelens.gates.level import ScoredGate as ScoredGate
@@ -113,6 +115,7 @@ _MODULES = {
     "gatelens.gates.heads": ("HeadScores",),
     "gatelens.gates.edges": ("EdgeScores",),
     "gatelens.gates.attention": ("AttentionScores",),
+    "gatelens.gates.circuit": ("Circuit", "Explanation"),
     "gatelens.gates.roles": ("Contrast", "HeadRoles"),
     # loading
     "gatelens.loading.loader": ("load",),

@@ -37,7 +37,7 @@ class AttentionEdge(NamedTuple):
     key: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionScores(Scores):
     """How much each attention edge of each prompt matters, for each bucket of the task."""
 
@@ -63,6 +63,9 @@ class AttentionScores(Scores):
         layer, head, query, key = (int(index) for index in torch.unravel_index(torch.tensor(position), shape))
         edge = AttentionEdge(number, Head(layer, head), query, key)
         return edge, f"prompt {number}: {edge.head}, query {query} <- key {key}"
+
+    def ends(self, gate: AttentionEdge) -> tuple[str, ...]:
+        return (str(gate.head),)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

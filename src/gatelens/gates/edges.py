@@ -32,7 +32,7 @@ class ComponentEdge(NamedTuple):
     destination: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EdgeScores(SharedScores):
     """How much each edge between components matters, mean over prompts; 0 where there is no edge."""
 
@@ -50,7 +50,14 @@ class EdgeScores(SharedScores):
 
     def gate(self, number: int, position: int) -> tuple[ComponentEdge, str]:
         edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
-        return edge, f"{self.graph.source_names[edge.source]} -> {self.graph.destination_names[edge.destination]}"
+        return edge, " -> ".join(self.ends(edge))
+
+    def ends(self, gate: ComponentEdge) -> tuple[str, ...]:
+        return self.graph.source_names[gate.source], self.graph.destination_names[gate.destination]
+
+    def effective(self, mask: Bool[Tensor, "source destination"]) -> Bool[Tensor, "source destination"]:
+        """Only the edges that are on a path from the embedding to the logits."""
+        return self.graph.on_a_path(mask[None])[0]
 
     def head_weights(self) -> Float[Tensor, "layer head"]:
         """The sum of the absolute scores of the edges that leave each head."""

@@ -27,7 +27,7 @@ from gatelens.runtime.precision import widen
 from gatelens.tasks.base import Bucket
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(SharedScores):
     """How much each head matters for a task, in units of the metric, mean over prompts."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -26,11 +26,18 @@ from gatelens.gates.gradients import Metric
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
+from gatelens.runtime.shown import Shown
 from gatelens.tasks.base import Bucket, CircuitTask
+
+if TYPE_CHECKING:
+    from gatelens.gates.circuit import Circuit
 
 Source = Literal["corrupt", "mean", "zero"]
 Ranking = Literal["absolute", "signed"]
 RANKINGS: tuple[Ranking, ...] = ("absolute", "signed")
+
+
+_MOST_RECORDS = 1000
 
 
 class ScoredGate(NamedTuple):
@@ -73,7 +80,7 @@ def rank(scores: Shaped[Tensor, " gate"], by: Ranking = "absolute") -> Int[Tenso
     return torch.argsort(scores.abs() if by == "absolute" else scores, descending=True, stable=True)
 
 
-class Scores(ABC):
+class Scores(Shown, ABC):
     """What a method returns: one number for each gate of a level.
 
     The score of a gate is how much the metric falls when the gate is closed, so a gate with a positive score helps the
@@ -82,6 +89,7 @@ class Scores(ABC):
     """
 
     method: str
+    drawn_by = "gatelens.report.plots:plot_scores"
 
     @property
     @abstractmethod
@@ -140,6 +148,30 @@ class Scores(ABC):
         )
         chosen = [best[i] for i in ranked.tolist()]
         return [ScoredGate(*self.gate(number, position), score) for number, position, score in chosen]
+
+    def circuit(self, k: int, by: Ranking = "absolute") -> Circuit:
+        """The circuit of the k best gates; of each prompt, if prompts have their own gates.
+
+        Gates that have no effect are left out: edges on no path from the embedding to the logits.
+        """
+        from gatelens.gates.circuit import make_circuit
+
+        return make_circuit(self, k, by)
+
+    def ends(self, gate: Any) -> tuple[str, ...]:
+        """The names of what a gate connects: source and destination of an edge, or the one component it acts on."""
+        return (str(gate),)
+
+    def effective(self, mask: Bool[Tensor, ...]) -> Bool[Tensor, ...]:
+        """Remove the gates of a circuit that have no effect. By default none is removed."""
+        return mask
+
+    def records(self) -> list[dict[str, Any]]:
+        """The best gates, best first: all of them, or the first 1,000."""
+        return [{"gate": name, "score": score} for _, name, score in self.top(_MOST_RECORDS)]
+
+    def headline(self) -> str:
+        return f"scores of {self.level.noun} by {self.method}, best first"
 
     def by_head(self) -> Float[Tensor, "layer head"] | None:
         """A score for each head, for a heat map; None if the gates do not belong to heads."""

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.model.components import Head
+from gatelens.runtime.shown import Shown
 
 KINDS = ("facilitation", "irrelevance", "interference")
 """The roles that a head can have."""
 
 
-@dataclass(frozen=True, eq=False)
-class HeadRoles:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadRoles(Shown):
     """The role of every head: three scores from 0 to 1 for each seed, derived from three fits of its gate.
 
     Example:
@@ -36,6 +39,21 @@ class HeadRoles:
     plus: Float[Tensor, "seed layer head"]
     minus: Float[Tensor, "seed layer head"]
     losses: Float[Tensor, "fit update seed"]
+
+    drawn_by = "gatelens.report.plots:plot_roles"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The three scores of every head, mean over seeds; heads that facilitate most come first."""
+        means = {name: self.kind(name).mean(0).flatten() for name in KINDS}
+        n_heads = self.plus.shape[2]
+        order = means[KINDS[0]].argsort(descending=True, stable=True).tolist()
+        return [
+            {"head": str(Head(*divmod(i, n_heads))), **{name: float(values[i]) for name, values in means.items()}}
+            for i in order
+        ]
+
+    def headline(self) -> str:
+        return f"roles of {self.plus[0].numel()} heads, mean over {len(self.plus)} seeds"
 
     @property
     def updates(self) -> Int[Tensor, "fit seed"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,12 +17,13 @@ from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.runtime.processes import Processes
+from gatelens.runtime.shown import Shown
 from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 from gatelens.tasks.batches import as_responses
 
 
-@dataclass(frozen=True, eq=False)
-class AblationCurve:
+@dataclass(frozen=True, eq=False, repr=False)
+class AblationCurve(Shown):
     """Change in the log-probability of the target response against the number of ablated heads.
 
     The change is log p(ablated) - log p(retained), summed over the response's tokens, mean over examples. Below 0, the
@@ -41,6 +43,16 @@ class AblationCurve:
     changes: Float[Tensor, "seed point"]
     heads: Int[Tensor, " seed"]
     own: Float[Tensor, " seed"] | None = None
+
+    drawn_by = "gatelens.report.plots:plot_ablation"
+
+    def records(self) -> list[dict[str, Any]]:
+        columns = {"ablated": self.ablated, "change": self.change, "low": self.low, "high": self.high}
+        points = zip(*(values.tolist() for values in columns.values()), strict=True)
+        return [{"kind": self.kind, **dict(zip(columns, point, strict=True))} for point in points]
+
+    def headline(self) -> str:
+        return f"change in log-probability of the response, heads by {self.kind}, {len(self.changes)} seeds"
 
     @property
     def change(self) -> Float[Tensor, " point"]:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS, level_named
+from gatelens.gates.circuit import Circuit
 from gatelens.gates.edges import EDGES, EdgeScores
 from gatelens.gates.level import Scores
 from gatelens.measures.counts import Count, CountColumns
@@ -35,6 +36,7 @@ from gatelens.runtime.files import read_json, read_tensors, write_json, write_te
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import ASKED, RESULT
 from gatelens.runtime.settings import EXECUTION, Settings, key_values
+from gatelens.runtime.shown import Shown
 
 
 class CircuitSettings(CurveSettings):
@@ -119,8 +121,8 @@ class CircuitRecord(CountColumns, Record):
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class CircuitResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitResult(Shown):
     """The scores of all gates for each task seed, the curve of their circuits, and how far these can be trusted."""
 
     model: str
@@ -134,6 +136,28 @@ class CircuitResult:
     dense: str | None = None  # the dense model that a sparse one is compared with, if it was named
     graph: Graph | None = None  # None: saved by version 0.1
     heads: HeadTable | None = None  # what the best heads do; None if it was not asked for
+
+    drawn_by = "gatelens.report.plots:plot_circuit_result"
+
+    def circuit(self, k: int | None = None) -> Circuit:
+        """The circuit of the first task seed as an object.
+
+        Arguments:
+            k: how many gates to keep; by default as many as the threshold needs.
+        """
+        if not self.scores:
+            raise GatelensError("this result was read without its scores: use load_circuit(folder, scores=True).")
+        if k is None:
+            point = self.curve.point_at(self.settings.threshold)
+            k = self.curve.asked[-1 if point is None else point]
+        return self.scores[0].circuit(k, self.settings.ranking)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the best heads do, or the points of the curve if no head was described."""
+        return self.curve.records() if self.heads is None else self.heads.records()
+
+    def headline(self) -> str:
+        return f"{self.task} in {self.model}: {level_named(self.settings.level).noun}, {self.settings.method}"
 
     @property
     def count(self) -> Count:

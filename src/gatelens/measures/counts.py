@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
 
 from gatelens.runtime.settings import Settings
+from gatelens.runtime.shown import Shown
 
 LEVEL = 0.95
 """The share of resamplings that an interval contains."""
@@ -120,8 +121,8 @@ class Count:
         )
 
 
-@dataclass(frozen=True)
-class Multiplier:
+@dataclass(frozen=True, repr=False)
+class Multiplier(Shown):
     """Dense count / sparse count, with the 95 % interval of a bootstrap. Above 1, the sparse model needs fewer gates.
 
     ``str(multiplier)`` is what all tables print: ``1.40x (1.12 to 1.95; 64 prompts)``.
@@ -138,6 +139,14 @@ class Multiplier:
     interval: Interval
     samples: tuple[Sample, Sample]
     paired: bool
+
+    drawn_by = "gatelens.report.plots:plot_multiplier"
+
+    def records(self) -> list[dict[str, Any]]:
+        return [self.columns().model_dump()]
+
+    def headline(self) -> str:
+        return f"dense count / sparse count: {self}"
 
     def __float__(self) -> float:
         return self.ratio

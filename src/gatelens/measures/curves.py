@@ -11,20 +11,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.gates import level_named
 from gatelens.gates.level import Ranking, Source
 from gatelens.measures.counts import Count, Interval, Multiplier, Sample, joint_interval
+from gatelens.runtime.shown import Shown
 
 _RESAMPLES = 1000
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve(Shown):
     """The explained effect of a ranking's circuits, for one or several task seeds.
 
     The explained effect of a circuit C is ``(m(C) - m(none)) / (m(all) - m(none))``, a ratio of means over prompts: 0
@@ -43,6 +46,17 @@ class Curve:
     source: Source = "corrupt"
     random: Curve | None = None  # a random ranking: the baseline
     fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
+
+    drawn_by = "gatelens.report.plots:plot_curve"
+
+    def records(self) -> list[dict[str, Any]]:
+        columns = {"kept": self.kept, "effect": self.effect, "low": self.low, "high": self.high}
+        points = zip(*(values.tolist() for values in columns.values()), strict=True)
+        return [dict(zip(columns, point, strict=True)) for point in points]
+
+    def headline(self) -> str:
+        noun = level_named(self.level).noun
+        return f"explained effect of {noun} kept, {self.sample}"
 
     @property
     def sample(self) -> Sample:

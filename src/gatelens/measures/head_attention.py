@@ -15,12 +15,13 @@ from gatelens.gates.interventions import gate_mask, tokens_of
 from gatelens.measures.example import token_texts
 from gatelens.model import Model
 from gatelens.model.components import Head
+from gatelens.runtime.shown import Shown
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
 
 
-@dataclass(frozen=True, eq=False)
-class HeadAttention:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadAttention(Shown):
     """The attention of one head on one prompt.
 
     Arguments:
@@ -39,6 +40,11 @@ class HeadAttention:
     weights: Float[Tensor, "query key"]
     value_norms: Float[Tensor, " key"]
     open: Bool[Tensor, "query key"] | None
+
+    drawn_by = "gatelens.report.plots:plot_attention"
+
+    def headline(self) -> str:
+        return f"{self.head} in {self.model}: {''.join(self.tokens)}"
 
     def looks_at(self, query: int = -1, most: int = 5) -> list[tuple[int, str, float]]:
         """The keys that one query attends to most: (position, token, weight), closed keys left out.

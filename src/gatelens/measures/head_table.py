@@ -28,6 +28,7 @@ from gatelens.model.components import Head
 from gatelens.runtime.files import write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.settings import Settings
+from gatelens.runtime.shown import Shown
 from gatelens.tasks.token_roles import FIRST, LAST, OTHER
 
 MOVER, NEGATIVE_MOVER = "answer mover", "negative answer mover"
@@ -93,8 +94,8 @@ class HeadTableRecord(Record):
     lines: tuple[HeadLine, ...]
 
 
-@dataclass(frozen=True)
-class HeadTable:
+@dataclass(frozen=True, repr=False)
+class HeadTable(Shown):
     """What some heads do in a task, the highest absolute score first. `gatelens.describe` makes it.
 
     Arguments:
@@ -112,6 +113,8 @@ class HeadTable:
     lines: tuple[HeadLine, ...]
     dense: HeadTable | None = None
 
+    drawn_by = "gatelens.report.plots:plot_head_table"
+
     def __len__(self) -> int:
         return len(self.lines)
 
@@ -120,6 +123,9 @@ class HeadTable:
             if line.head == str(head):
                 return line
         raise KeyError(f"no head {head} in this table: it has {', '.join(line.head for line in self.lines)}")
+
+    def headline(self) -> str:
+        return f"what heads do: {self.task} in {self.model}, {self.prompts} prompts, {self.metric}"
 
     def records(self) -> list[dict[str, Any]]:
         """One record for each head, with a column for each number; for both models if there is a dense one."""

@@ -27,6 +27,7 @@ from gatelens.runtime.processes import is_main
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
+from gatelens.runtime.shown import Shown
 
 ORDERS = (*KINDS, "random")
 """The orders in which heads are ablated, one curve for each."""
@@ -52,8 +53,8 @@ class RolesSettings(HeadGatingSettings):
     }
 
 
-@dataclass(frozen=True, eq=False)
-class RolesResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class RolesResult(Shown):
     """The roles of all heads in a task, and the ablation curves that test them.
 
     Arguments:
@@ -74,6 +75,15 @@ class RolesResult:
     curves: list[AblationCurve]
     known: float | None
     seconds: float
+
+    drawn_by = "gatelens.report.plots:plot_roles_result"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The points of all ablation curves."""
+        return [record for curve in self.curves for record in curve.records()]
+
+    def headline(self) -> str:
+        return f"{self.task} in {self.model}: ablation of heads by role; .roles has the roles"
 
 
 class RolesRecord(Record):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.runtime.shown import Shown
 from gatelens.tasks._metrics import METRICS, Difference
 from gatelens.tasks.token_roles import TokenRoles, token_roles
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, continuations, encode, tokenise
@@ -29,8 +30,8 @@ class Bucket:
         return len(self.which)
 
 
-@dataclass(frozen=True, eq=False)
-class CircuitTask:
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitTask(Shown):
     """Aligned clean and corrupt prompts, and a metric that compares right and wrong answers at the last position."""
 
     name: str
@@ -42,6 +43,23 @@ class CircuitTask:
     difference: Difference = "logit"
     options: Mapping[str, Any] = field(default_factory=dict)
     token_roles: TokenRoles = field(default_factory=TokenRoles)
+
+    drawn_by = "gatelens.report.task_plot:plot_task"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each prompt."""
+        return [
+            {
+                "clean": pair.clean,
+                "corrupt": pair.corrupt,
+                "right": ", ".join(map(repr, pair.answers)),
+                "wrong": ", ".join(map(repr, pair.wrong)),
+            }
+            for pair in self.pairs
+        ]
+
+    def headline(self) -> str:
+        return f"{self.name}: {len(self)} prompts, seed {self.seed}, {self.difference} difference"
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -171,8 +189,8 @@ class ResponseBatch:
         return ResponseBatch(tokens, mask, targets, self.which[indices], self.also[indices])
 
 
-@dataclass(frozen=True, eq=False)
-class ResponseTask:
+@dataclass(frozen=True, eq=False, repr=False)
+class ResponseTask(Shown):
     """Prompts with target responses. The measure is the log-probability of the response tokens only."""
 
     name: str
@@ -180,6 +198,15 @@ class ResponseTask:
     examples: list[Example]
     pad_id: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    drawn_by = "gatelens.report.task_plot:plot_task"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each example."""
+        return [{"prompt": example.prompt, "response": example.response} for example in self.examples]
+
+    def headline(self) -> str:
+        return f"{self.name}: {len(self)} examples, seed {self.seed}"
 
     def __len__(self) -> int:
         return len(self.examples)

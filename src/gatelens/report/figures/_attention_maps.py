@@ -55,11 +55,11 @@ def attention_maps(tokens: Sequence[str], maps: Maps, opened: Maps | None = None
             if model not in cells:
                 axis.text(0.5, 0.5, "not given", transform=axis.transAxes, ha="center", va="center", color="0.5")
                 continue
-            image = _draw(axis, cells[model])
+            image = draw_attention(axis, cells[model])
             if opened is not None and model in opened.get(name, {}):
-                _mark(axis, opened[name][model], side / len(tokens))
+                mark_open(axis, opened[name][model], side / len(tokens))
     for axis in (*axes[-1], *axes[:, 0]):
-        _label(axis, labels)
+        label_tokens(axis, labels)
     above.supxlabel("key")
     above.supylabel("query")
     above.colorbar(image, ax=list(axes.flat), label="attention", fraction=0.04, pad=0.02)
@@ -67,7 +67,7 @@ def attention_maps(tokens: Sequence[str], maps: Maps, opened: Maps | None = None
     return figure
 
 
-def _draw(axis: Axes, weights: Tensor) -> AxesImage:
+def draw_attention(axis: Axes, weights: Tensor) -> AxesImage:
     values = weights.detach().float().cpu().numpy()
     hidden = np.triu(np.ones(values.shape, dtype=bool), 1)  # keys after the query
     colours = matplotlib.colormaps["Blues"].with_extremes(bad="0.96")
@@ -76,14 +76,14 @@ def _draw(axis: Axes, weights: Tensor) -> AxesImage:
     )
 
 
-def _mark(axis: Axes, opened: Tensor, cell: float) -> None:
+def mark_open(axis: Axes, opened: Tensor, cell: float) -> None:
     """Draw a ring on each open edge. cell: the width of one edge in inches."""
     queries, keys = np.nonzero(opened.cpu().numpy())
     size = (0.55 * cell * 72) ** 2
     axis.scatter(keys, queries, s=size, facecolors="none", edgecolors=RED, linewidths=0.6, label="open")
 
 
-def _label(axis: Axes, labels: Sequence[str]) -> None:
+def label_tokens(axis: Axes, labels: Sequence[str]) -> None:
     """Write the tokens as tick labels. In a long prompt only every second, third, ... token has a label."""
     every = -(-len(labels) // _MOST_LABELS)
     places = list(range(0, len(labels), every))

@@ -21,7 +21,7 @@ from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 from gatelens.report._components import Edge, component_name, links
 from gatelens.report._layout import layout
-from gatelens.report.figures._style import BLUE, RED, note, styled
+from gatelens.report.figures._style import BLUE, RED, NotebookFigure, note, styled
 from gatelens.report.figures._text import shown
 
 LINES: dict[str, object] = {"q": "-", "k": (0, (4, 1.5)), "v": (0, (1, 1.2)), "": "-"}
@@ -53,7 +53,7 @@ def circuit_figure(
     band = min(max(9 / (len(layers) + 1), 0.6), 1.1)
     width, height = max(4.6, 0.5 + columns * (_BOX_WIDTH + 0.12)), band * (len(layers) + 1)
     low, high = (limit(y for _, y in places.values()) * height for limit in (min, max))
-    figure = Figure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
+    figure = NotebookFigure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
     above = note(figure, _remark(graph, scores, edges, ranking if isinstance(circuit, int) else None))
     axis = above.subplots()
     axis.set(xlim=(0, width), ylim=(low - 0.2, high + 0.2))

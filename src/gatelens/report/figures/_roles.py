@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.measures.ablation import AblationCurve
-from gatelens.report.figures._style import BLUE, GREEN, GREY, RED, THIN, panel_axes, shape, styled
+from gatelens.report.figures._style import BLUE, GREEN, GREY, RED, THIN, NotebookFigure, panel_axes, shape, styled
 from gatelens.report.figures._text import shown, task_title, wrapped
 
 # The kinds differ by line style as well as by colour.
@@ -40,14 +40,14 @@ def head_maps(maps: Mapping[str, Tensor], title: str = "", label: str = "mean sc
         shapes = ", ".join(str(tuple(scores.shape)) for scores in maps.values()) or "none"
         raise GatelensError(f"head maps need one or more tensors (layer, head), and the given shapes are: {shapes}.")
     values = {name: scores.detach().float().cpu().numpy() for name, scores in maps.items()}
-    vmin, vmax, colours = _colours(np.concatenate([scores.ravel() for scores in values.values()]))
+    vmin, vmax, colours = map_colours(np.concatenate([scores.ravel() for scores in values.values()]))
     rows, columns = shape(len(maps))
     layers, heads = (max(scores.shape[i] for scores in values.values()) for i in (0, 1))
     width, height = max(1.6, 0.1 * heads + 0.5), max(1.5, 0.09 * layers + 0.6)
     across = 1.2 + width * columns
     titled = wrapped(shown(title), across - 0.2, size=11)
     down = 0.4 + height * rows + 0.2 * titled.count("\n")
-    figure = Figure(figsize=(across, down), layout="constrained")
+    figure = NotebookFigure(figsize=(across, down), layout="constrained")
     figure.suptitle(titled)
     axes = panel_axes(figure, len(maps), sharey=True)
     for axis, (name, scores) in zip(axes, values.items(), strict=True):
@@ -77,14 +77,14 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     models = list(dict.fromkeys(model for cells in grid.values() for model in cells))
     if not models:
         raise GatelensError("an ablation figure needs the curves of at least one task and one model: none were given.")
-    figure = Figure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
+    figure = NotebookFigure(figsize=(1.0 + 2.0 * max(len(models), 2), 0.9 + 1.6 * len(grid)), layout="constrained")
     axes = figure.subplots(len(grid), len(models), sharex=True, sharey="row", squeeze=False)
     all_curves = [curve for cells in grid.values() for curves in cells.values() for curve in curves]
     most = max(int(curve.ablated.max()) for curve in all_curves)
     axes[0][0].set_xlim(0, max(most, 1))
     for row, (task, cells) in zip(axes, grid.items(), strict=True):
         for axis, model in zip(row, models, strict=True):
-            _draw(axis, cells.get(model, ()))
+            draw_ablation(axis, cells.get(model, ()))
         name = wrapped(task_title(task), 1.3)
         row[-1].annotate(name, (1.04, 0.5), xycoords="axes fraction", rotation=270, va="center", fontsize=9)
     for axis, model in zip(axes[0], models, strict=True):
@@ -99,7 +99,7 @@ def ablation_figure(grid: Mapping[str, Mapping[str, Sequence[AblationCurve]]]) -
     return figure
 
 
-def _draw(axis: Axes, curves: Sequence[AblationCurve]) -> None:
+def draw_ablation(axis: Axes, curves: Sequence[AblationCurve]) -> None:
     axis.grid()
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.axhline(0, color="0.7", linewidth=0.8)
@@ -127,7 +127,7 @@ def _points_of_kind(curve: AblationCurve) -> int:
     return int((curve.of_kind >= curve.ablated).sum())
 
 
-def _colours(values: np.ndarray) -> tuple[float, float, matplotlib.colors.Colormap]:
+def map_colours(values: np.ndarray) -> tuple[float, float, matplotlib.colors.Colormap]:
     """The lowest and highest value of the scale, and its colour map."""
     known = values[np.isfinite(values)]
     inside = len(known) == 0 or (known.min() >= 0 and known.max() <= 1)

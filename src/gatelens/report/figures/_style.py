@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable
@@ -53,6 +54,18 @@ STYLE: dict[str, Any] = {
 }
 
 P = ParamSpec("P")
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows as an image, without pyplot and without magic commands."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            self.savefig(image, format="png", dpi=110, metadata={"Software": None})
+        return image.getvalue()
+
+
 T = TypeVar("T")
 
 
