@@ -120,6 +120,21 @@ def test_the_written_model_is_the_student(base: Model, text: Path, tmp_path: Pat
     assert change.abs().max() < 0.011
 
 
+def test_a_run_starts_from_an_adapter(base: Model, text: Path, tmp_path: Path) -> None:
+    """With learning rates of almost 0, the run that starts from an adapter ends with it."""
+    settings = SparsifySettings(**{**FAST, "steps": 2, "merge": False})
+    first = sparsify(base, text, settings, out=tmp_path / "run")
+    (tmp_path / "packed").mkdir()
+    for name in ("adapter.safetensors", "adapter.json"):
+        (tmp_path / "packed" / name).write_bytes((tmp_path / "run" / name).read_bytes())
+    still = SparsifySettings(**{**SMALL, "steps": 1, **dict.fromkeys(RATES, 1e-12)})
+    second = sparsify(base, text, still, start=tmp_path / "packed")
+    torch.testing.assert_close(logits(second.hf), logits(first.hf), rtol=1e-5, atol=1e-5)
+    for changes in ({"rank": 4}, {"gate": "score"}):
+        with pytest.raises(GatelensError, match="other modules, ranks or gates than are trained here"):
+            sparsify(base, text, SparsifySettings(**{**SMALL, **changes}), start=tmp_path / "packed")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

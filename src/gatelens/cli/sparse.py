@@ -26,7 +26,9 @@ def sparsify(
     text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
     out: Annotated[Path, typer.Option(help="the run folder; the result is a model that can be loaded from it")],
     held_out: Annotated[list[str] | None, typer.Option(help="text to evaluate on after training; repeatable")] = None,
-    start: Annotated[Path | None, typer.Option(help="start from the weights and biases of this earlier run")] = None,
+    start: Annotated[
+        str | None, typer.Option(help="start from the weights and gates of this earlier run, or of an adapter")
+    ] = None,
     track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
     *,
     load: DenseLoader,
@@ -34,6 +36,7 @@ def sparsify(
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
 
+    from gatelens.loading.builtin import path_of
     from gatelens.report.run_figures import draw_run
     from gatelens.runtime.processes import is_main
     from gatelens.sparse.sparsify import sparsify as run
@@ -43,7 +46,8 @@ def sparsify(
     if load.device_map is not None:
         raise GatelensError("sparsify has no --device-map: use `accelerate launch` to spread a model over devices.")
     dense = load(model)
-    run(dense, text, settings, out, held_out=held_out or (), start=start, track=track, show=True)  # type: ignore[arg-type]
+    first = None if start is None else path_of(start)
+    run(dense, text, settings, out, held_out=held_out or (), start=first, track=track, show=True)  # type: ignore[arg-type]
     if is_main():
         draw_run(out)
     message = f"written to {out}; `gatelens evaluate {out} --text ...` evaluates it"

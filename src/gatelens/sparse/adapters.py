@@ -106,6 +106,14 @@ def apply_adapter(hf: Any, folder: Path) -> Any:
     return hf
 
 
+def read_adapter(hf: Any, folder: Path) -> tuple[dict[str, Tensor], GateValues, float]:
+    """The matrices of an adapter by their names in the file, its gates, and its scale, if they fit a model."""
+    description, tensors = _read_description(folder), _read_tensors(folder)
+    gates = _read_gates(hf, folder, description, tensors)
+    matrices = {name: tensor for name, tensor in tensors.items() if name.endswith((".lora_A", ".lora_B"))}
+    return matrices, gates, float(description["scale"])
+
+
 def _read_gates(hf: Any, folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateValues:
     """The gates of an adapter; raise an error if they do not fit the model."""
     gate = description.get("gate", "score")

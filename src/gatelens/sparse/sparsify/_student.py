@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.model.families import family_of
 from gatelens.sparse._head_gates import is_gate_parameter
-from gatelens.sparse.adapters import adapter_name
+from gatelens.sparse.adapters import GATE_TENSORS, adapter_name, read_adapter
 from gatelens.sparse.in_model import BIAS, GateValues, gate_values, is_sparse, make_sparse
 from gatelens.sparse.sparsify._sharding import shard_like
 from gatelens.sparse.sparsify.settings import SparsifySettings
@@ -106,16 +107,32 @@ class Student:
         for name, parameter in own.items():
             parameter.copy_(shard_like(state[name], parameter))
 
+    @torch.no_grad()
+    def load_adapter(self, folder: Path) -> None:
+        """Begin with the matrices and gates of an adapter; raise an error if this run trains others."""
+        matrices, gates, scale = read_adapter(self.hf, folder)
+        own = {adapter_name(name): parameter for name, parameter in self.state().items() if not is_gate_parameter(name)}
+        shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
+        is_gate = "score" if not self.rest_values() else "probability"
+        if scale != SCALE or is_gate != gates.gate or shapes != {name: tuple(x.shape) for name, x in matrices.items()}:
+            raise GatelensError(
+                f"the adapter in {folder} has other modules, ranks or gates than are trained here: use the settings "
+                "that it was made with, which its adapter.json has."
+            )
+        for name, parameter in own.items():
+            parameter.copy_(matrices[str(name)])
+        self.set_gates(gates)
+
     def set_bias(self, bias: float | Tensor) -> None:
         """Give all heads biases that are not learned."""
         make_sparse(self.hf, bias)
 
     @torch.no_grad()
     def set_gates(self, values: GateValues) -> None:
-        """Give learned probability gates these values."""
+        """Give learned gates these values."""
         endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": ".gate_rest"}
-        for name, ending in endings.items():
-            for parameter, of_layer in zip(self._trained_gates(ending), getattr(values, name), strict=True):
+        for name in GATE_TENSORS[values.gate]:
+            for parameter, of_layer in zip(self._trained_gates(endings[name]), getattr(values, name), strict=True):
                 parameter.copy_(of_layer)
 
     def train(self) -> None:

@@ -39,6 +39,7 @@ from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Journal
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.runtime.processes import Processes
+from gatelens.sparse.adapters import is_adapter
 from gatelens.sparse.calibration import calibrate, input_sizes
 from gatelens.sparse.in_model import gate_biases
 from gatelens.sparse.mixture import Text, TrainingText, read_training_texts, texts_of
@@ -82,8 +83,8 @@ def sparsify(
             without a folder nothing is kept.
         held_out: text to evaluate on every `judge_every` steps, with gates as in use; never trained on. Without it, the
             model card says how the model does on the beginning of each text that it was trained on.
-        start: folder of an earlier run of the same model. Its last checkpoint gives the weights and learned biases to
-            begin with. A run that is resumed has its own.
+        start: folder of an earlier run of the same model, whose last checkpoint gives the weights and gates to begin
+            with, or of an adapter. A run that is resumed has its own.
         track: also log to TensorBoard or W&B, through accelerate.
         show: print progress.
 
@@ -104,7 +105,10 @@ def sparsify(
         first_run = None if start is None else Path(start)
         resumes = bool(folder and Checkpoints(folder / "checkpoints").steps())
         if first_run is not None and not resumes:
-            student.load_state(_last_weights(first_run))
+            if is_adapter(first_run) and not (first_run / "checkpoints").exists():
+                student.load_adapter(first_run)
+            else:
+                student.load_state(_last_weights(first_run))
         processes = Processes(model.device) if folder else None
         with SparsifyFolder(folder, model, settings, texts.training, first_run, processes) as run:
             # 2. Training, from the last checkpoint on
