@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from gatelens.gates import LEVELS
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.contrast_result import ContrastResult
+from gatelens.measures.curves import Curve
 from gatelens.measures.mediation import PatchingComparison
 from gatelens.measures.roles_result import RolesResult
 from gatelens.model import Model
@@ -84,6 +85,7 @@ def circuit_table(result: CircuitResult) -> Table:
         (f"{level.noun} in all{per_prompt}", f"{curve.total:,}"),
         ("a random ranking needs", "-" if curve.random is None else str(curve.random.counted(settings.threshold))),
         ("ranked by, left out set to", f"{settings.ranking} score, {settings.source}"),
+        *_areas(curve),
         ("effect of the circuit", f"{validity.effect:.2f}"),
         ("effect of all but the circuit", f"{validity.complement:.2f}"),
         ("rank correlation with exact patching", _or_dash(validity.correlation, f" on {validity.sampled} gates")),
@@ -94,6 +96,16 @@ def circuit_table(result: CircuitResult) -> Table:
     for label, value in lines:
         table.add_row(label, escape(value))
     return table
+
+
+def _areas(curve: Curve) -> list[tuple[str, str]]:
+    """MIB's two areas, if they were measured."""
+    if curve.mib is None:
+        return []
+    return [
+        (f"{name} by {curve.mib.ranking} score, as in MIB", str(getattr(curve, name.lower())))
+        for name in ("CPR", "CMD")
+    ]
 
 
 def roles_table(result: RolesResult) -> Table:

@@ -86,6 +86,10 @@ class Edges(SharedLevel[EdgeScores]):
         destinations, sources = graph.edges.T.nonzero(as_tuple=True)
         return [sources * graph.n_destinations + destinations]
 
+    def copies(self, model: Model) -> Int[Tensor, " _size"]:
+        graph = Graph.of(model.anatomy)
+        return graph.n_sharing.expand(graph.edges.shape).flatten()
+
     def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
         return int(self.prune(model, self.masks(model, order, [k])).sum())
 

@@ -125,12 +125,19 @@ class Scores(Shown, ABC):
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name. `Level.read_scores` is the inverse."""
 
-    def orders(self, by: Ranking = "absolute") -> list[Int[Tensor, " _gate"]]:
-        """For each gate set, the positions of its gates in the flattened set, from best to worst."""
+    def orders(
+        self, by: Ranking = "absolute", copies: Int[Tensor, " _size"] | None = None
+    ) -> list[Int[Tensor, " _gate"]]:
+        """For each gate set, the positions of its gates in the flattened set, from best to worst.
+
+        Arguments:
+            copies: how many gates each position stands for (`Level.copies`); each of them has its part of the score.
+        """
         orders = []
         for scores, exists in self.gate_sets():
             positions = exists.flatten().nonzero()[:, 0]
-            orders.append(positions[rank(scores.flatten()[positions], by)])
+            values = scores.flatten() if copies is None else scores.flatten() / copies
+            orders.append(positions[rank(values[positions], by)])
         return orders
 
     def top(self, k: int, by: Ranking = "absolute") -> list[ScoredGate]:
@@ -221,6 +228,13 @@ class Level(ABC, Generic[S]):
     def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
         """How many gates the circuit of the top k keeps after gates without an effect are removed."""
         return min(k, len(order))
+
+    def copies(self, model: Model) -> Int[Tensor, " _size"] | None:
+        """How many gates each position stands for in packages that give every query head its own k and v input.
+
+        None: each gate is one gate there, too.
+        """
+        return None
 
     def prune(self, model: Model, gates: Bool[Tensor, "row ..."]) -> Bool[Tensor, "row ..."]:
         """Remove the gates of circuits that have no effect. By default none is removed."""

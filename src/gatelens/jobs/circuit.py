@@ -14,7 +14,7 @@ from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.describe import best_heads, describe
-from gatelens.measures.effect import measure_curve
+from gatelens.measures.effect import measure_curve, with_areas
 from gatelens.measures.example import save_example
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.top_k import Circuits
@@ -77,7 +77,7 @@ def find_circuit(
             Circuits.of(model, seeded, own, settings.ranking, settings.source, context)
             for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
         ]
-        curve = measure_curve(circuits, settings)
+        curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
         # 3. How far it can be trusted.
         validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
         # 4. What the best heads do.

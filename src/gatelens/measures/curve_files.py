@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from gatelens.measures.curves import Curve
 from gatelens.runtime.files import read_tensors, write_csv, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 
-_RANDOM = "random."  # before the names of the baseline's tensors
+_RANDOM, _MIB = "random.", "mib."  # before the names of the tensors of the baseline and of the circuits on MIB's grid
 _TENSORS = ("kept", "metrics", "none", "everything")
 
 
@@ -27,13 +28,17 @@ class CurveRecord(Record):
     ranking: Ranking
     source: Source
     fingerprints: tuple[str, ...] = Field(default=(), description="of the prompts of each task seed")
+    mib_ranking: Ranking | None = Field(
+        default=None, description="of the circuits for CPR and CMD; None: there are none"
+    )
 
 
 def save_curve(curve: Curve, folder: Path) -> None:
-    """Write a curve and its random baseline."""
+    """Write a curve, its random baseline and its circuits on MIB's grid."""
     tensors = _tensors(curve)
-    if curve.random is not None:
-        tensors |= {f"{_RANDOM}{name}": tensor for name, tensor in _tensors(curve.random).items()}
+    for prefix, other in ((_RANDOM, curve.random), (_MIB, curve.mib)):
+        if other is not None:
+            tensors |= {f"{prefix}{name}": tensor for name, tensor in _tensors(other).items()}
     write_tensors(folder / "curve.safetensors", tensors)
     record = CurveRecord(
         schema_version=SCHEMA_VERSION,
@@ -42,6 +47,7 @@ def save_curve(curve: Curve, folder: Path) -> None:
         ranking=curve.ranking,
         source=curve.source,
         fingerprints=curve.fingerprints,
+        mib_ranking=None if curve.mib is None else curve.mib.ranking,
     )
     write_json(folder / "curve.json", record.model_dump(mode="json"))
     named = [(curve.ranking, curve), *([("random", curve.random)] if curve.random is not None else [])]
@@ -54,13 +60,19 @@ def save_curve(curve: Curve, folder: Path) -> None:
 
 
 def load_curve(folder: str | Path) -> Curve:
-    """Read the curve of a saved run, with its random baseline."""
+    """Read the curve of a saved run, with its random baseline and its circuits on MIB's grid."""
     folder = Path(folder)
     record = read_record(folder / "curve.json", CurveRecord)
     tensors = read_tensors(folder / "curve.safetensors")
     try:
-        random = _curve(record, tensors, _RANDOM, None) if f"{_RANDOM}kept" in tensors else None
-        return _curve(record, tensors, "", random)
+        curve, random, mib = (
+            _curve(record, tensors, prefix) if f"{prefix}kept" in tensors or not prefix else None
+            for prefix in ("", _RANDOM, _MIB)
+        )
+        assert curve is not None
+        if mib is not None:
+            mib = replace(mib, ranking=record.mib_ranking or "signed")
+        return replace(curve, random=random, mib=mib)
     except KeyError as error:
         raise GatelensError(f"the curve in {folder} lacks the tensor {error}: run the job again.") from error
 
@@ -69,14 +81,17 @@ def _tensors(curve: Curve) -> dict[str, Tensor]:
     return {"asked": torch.tensor(curve.asked), **{name: getattr(curve, name) for name in _TENSORS}}
 
 
-def _curve(record: CurveRecord, tensors: Mapping[str, Tensor], prefix: str, random: Curve | None) -> Curve:
+def _curve(record: CurveRecord, tensors: Mapping[str, Tensor], prefix: str) -> Curve:
+    kept, metrics, none, everything = (tensors[f"{prefix}{name}"] for name in _TENSORS)
     return Curve(
         level=record.level,
         total=record.total,
         asked=tensors[f"{prefix}asked"].tolist(),
-        **{name: tensors[f"{prefix}{name}"] for name in _TENSORS},
+        kept=kept,
+        metrics=metrics,
+        none=none,
+        everything=everything,
         ranking=record.ranking,
         source=record.source,
-        random=random,
         fingerprints=record.fingerprints,
     )

@@ -8,7 +8,7 @@ measures curves.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
 from gatelens.gates.level import Ranking, Source
+from gatelens.measures.areas import Area, from_one, under_effect
 from gatelens.measures.counts import Count, Interval, Multiplier, Sample, joint_interval
 from gatelens.runtime.shown import Shown
 
@@ -46,6 +47,7 @@ class Curve(Shown):
     source: Source = "corrupt"
     random: Curve | None = None  # a random ranking: the baseline
     fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
+    mib: Curve | None = None  # the circuits on MIB's grid, by a ranking of their own, for CPR and CMD
 
     drawn_by = "gatelens.report.plots:plot_curve"
 
@@ -101,6 +103,22 @@ class Curve(Shown):
         """`count_at` with its interval and the number of prompts, for printing."""
         return Count(self.count_at(threshold), self.count_interval(threshold), self.sample)
 
+    @property
+    def cpr(self) -> Area | None:
+        """MIB's CPR: the area under the effect over the share of gates kept; None if its circuits were not measured."""
+        return self._area(under_effect)
+
+    @property
+    def cmd(self) -> Area | None:
+        """MIB's CMD: the area between the effect and 1; None if its circuits were not measured."""
+        return self._area(from_one)
+
+    def _area(self, area: Callable[[Tensor], Tensor]) -> Area | None:
+        if self.mib is None:
+            return None
+        drawn = area(self.mib._effects(_draws(*self.none.shape)))
+        return Area(area(self.mib.effect[None]).item(), Interval.of(drawn), self.sample)
+
     def point_at(self, threshold: float = 0.9) -> int | None:
         """The index of the point that `count_at` counts; None if the curve does not reach the threshold."""
         point, reached = _first_that_stays(self.effect[None], threshold)
@@ -127,6 +145,7 @@ class Curve(Shown):
             none=self.none[part],
             everything=self.everything[part],
             random=None if self.random is None else self.random.of_seed(seed),
+            mib=None if self.mib is None else self.mib.of_seed(seed),
             fingerprints=self.fingerprints[part],
         )
 
@@ -198,6 +217,7 @@ def pool(curves: Sequence[Curve]) -> Curve:
     if any(curve.asked != first.asked or curve.none.shape[1] != first.none.shape[1] for curve in curves):
         raise GatelensError("only curves with the same grid and the same number of prompts can be pooled.")
     randoms = [curve.random for curve in curves if curve.random is not None]
+    mibs = [curve.mib for curve in curves if curve.mib is not None]
     known = all(curve.fingerprints for curve in curves)
     return replace(
         first,
@@ -207,6 +227,7 @@ def pool(curves: Sequence[Curve]) -> Curve:
         none=torch.cat([curve.none for curve in curves]),
         everything=torch.cat([curve.everything for curve in curves]),
         random=pool(randoms) if randoms else None,
+        mib=pool(mibs) if mibs else None,
         fingerprints=tuple(one for curve in curves for one in curve.fingerprints) if known else (),
     )
 

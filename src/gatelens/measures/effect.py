@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -15,6 +16,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import EDGES
 from gatelens.gates.level import Ranking, Scores, Source
+from gatelens.measures.areas import largest_prefixes, mib_counts
 from gatelens.measures.curves import Curve
 from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
@@ -42,6 +44,13 @@ class CurveSettings(Settings):
         lt=1,
         description="add circuits around the count until neighbours differ by this share at most, or by one gate (0: "
         "add none)",
+    )
+    areas: Ranking | Literal["none"] = Field(
+        default="signed", description="ranking of MIB's circuits, for CPR and CMD (none: compute neither)"
+    )
+    per_query_head: bool = Field(
+        default=False,
+        description="CPR and CMD count k and v inputs that heads share once for each query head, as MIB does",
     )
 
     def model_post_init(self, _: object) -> None:
@@ -81,7 +90,45 @@ def explained_effect(
         )
         for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
     ]
-    return measure_curve(circuits, settings)
+    return with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)
+
+
+def with_areas(curve: Curve, circuits: Sequence[Circuits], scores: Sequence[Scores], settings: CurveSettings) -> Curve:
+    """A curve with the circuits on MIB's grid, from which CPR and CMD are computed.
+
+    The circuits keep shares of all gates, of the prompt with the most gates where prompts have their own. If k and v
+    inputs that heads share count once for each query head, an edge to such an input stands for as many edges, each with
+    its part of the score; it is kept if all of them fit.
+
+    Arguments:
+        circuits: of the same task seeds as the curve, by any ranking.
+        scores: the scores of each task seed.
+    """
+    if settings.areas == "none":
+        return curve
+    asked: list[int] = []
+    metrics: list[Tensor] = []
+    kept: list[list[float]] = []
+    for own, ranked in zip(circuits, scores, strict=True):
+        copies = own.level.copies(own.model) if settings.per_query_head else None
+        ranking = replace(own, orders=ranked.orders(settings.areas, copies))
+        asked = mib_counts(curve.total if copies is None else int(copies[ranking.orders[0]].sum()))
+        ks = asked if copies is None else largest_prefixes(ranking.orders[0], copies, asked)
+        inner = sorted({k for k in ks if 0 < k < ranking.total})
+        inside = dict(zip(inner, _metrics(ranking, inner, "mib"), strict=True)) if inner else {}
+        seed = len(metrics)
+        ends = {0: curve.none[seed], ranking.total: curve.everything[seed]}
+        metrics.append(torch.stack([(inside | ends)[min(k, ranking.total)] for k in ks]))
+        kept.append(ranking.counts(ks))
+    grid = replace(
+        curve,
+        asked=asked,
+        kept=torch.tensor(kept).mean(0),
+        metrics=torch.stack(metrics),
+        ranking=settings.areas,
+        random=None,
+    )
+    return replace(curve, mib=grid)
 
 
 def measure_curve(circuits: Sequence[Circuits], settings: CurveSettings) -> Curve:

@@ -26,7 +26,7 @@ GRAPH, LENGTH = Graph(n_layers=2, n_heads=5, n_kv_heads=5), 8  # 10 heads
 
 
 def small(**changes: Any) -> CircuitSettings:
-    less = {"sample": 0, "describe": 0, "refine": 0}
+    less = {"sample": 0, "describe": 0, "refine": 0, "areas": "none"}
     return CircuitSettings(**{"n": 4, "points": 6, "random_points": 3, **less, **changes})
 
 
@@ -48,6 +48,8 @@ def small(**changes: Any) -> CircuitSettings:
         (small(method="eap", refine=0.05), 4 * (2 + 2 + 6 + 5 + 3) + 4),
         (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 3) + 4),
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
+        # 10, 20 and 50 % of 10 heads: 1, 2 and 5
+        (small(method="eap", areas="signed"), 4 * (2 + 2 + 6 + 3 + 3) + 4),
         # 10 heads described: half a forward each and 6 more
         (small(describe=10), 4 * (2 + 5 * 2 + 6 + 3) + 4 + 4 * (5 + 6)),
     ],

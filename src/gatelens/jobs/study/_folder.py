@@ -22,6 +22,7 @@ from pydantic import Field
 from gatelens.errors import GatelensError
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study.file import Study
+from gatelens.measures.areas import AreaColumns
 from gatelens.measures.counts import CountColumns
 from gatelens.runtime.files import make_folder, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
@@ -30,7 +31,7 @@ from gatelens.runtime.run_folder import RESULT, refuse_other_files
 Status = Literal["waiting", "running", "done", "failed"]
 
 
-class Outcome(CountColumns, Record):
+class Outcome(CountColumns, AreaColumns, Record):
     """The state of a cell: the schema of ``state/NAME.json``."""
 
     name: str

@@ -127,7 +127,7 @@ def _run_job(cell: Cell, model: Model, folder: Path, progress: Progress | None) 
         progress=progress,
     )
     found = {"shown": finding.shown, "total": finding.total, "seconds": finding.seconds}
-    return {"status": "done", "sparse": is_sparse(model.hf), **dict(finding.count), **found}
+    return {"status": "done", "sparse": is_sparse(model.hf), **dict(finding.count), **dict(finding.areas), **found}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

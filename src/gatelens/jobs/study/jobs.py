@@ -6,7 +6,7 @@ To add a job, make a `Job` and add it to `JOBS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from gatelens.gates import LEVELS
 from gatelens.jobs._task import Task
 from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, find_circuit, memory_estimate
 from gatelens.jobs.roles import find_roles
+from gatelens.measures.areas import AreaColumns, area_columns, mib_counts
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
 from gatelens.measures.counts import CountColumns
 from gatelens.measures.describe import describe_cost
@@ -40,12 +41,14 @@ class Finding:
         shown: the count as it is printed, with its interval and the number of prompts.
         total: number of gates.
         seconds: how long the run took.
+        areas: CPR and CMD of a circuit.
     """
 
     count: CountColumns
     shown: str
     total: int
     seconds: float
+    areas: AreaColumns = field(default_factory=AreaColumns)
 
 
 class RunJob(Protocol):
@@ -109,7 +112,8 @@ def _run_circuit(
     progress: Progress | None,
 ) -> Finding:
     result = find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
-    return Finding(result.count.columns(), str(result.count), result.curve.total, result.seconds)
+    areas = area_columns(result.curve.cpr, result.curve.cmd)
+    return Finding(result.count.columns(), str(result.count), result.curve.total, result.seconds, areas)
 
 
 def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> float:
@@ -121,6 +125,8 @@ def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> fl
     n_points = len(grid) + most_refined_points(grid, settings.refine)
     if settings.random_points:
         n_points += len(level.grid(n_gates, max(2, settings.random_points)))
+    if settings.areas != "none":
+        n_points += len(set(mib_counts(n_gates)) - {0, n_gates})
     checked = 0.0
     if not method.exact and settings.sample:
         n_checked = min(CHECKED_PROMPTS, settings.n)

@@ -16,6 +16,7 @@ from gatelens.errors import GatelensError
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import Outcome, Status, StudyFolder
 from gatelens.jobs.study.file import Study
+from gatelens.measures.areas import AreaColumns
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.counts import CountColumns, MultiplierColumns
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
@@ -23,7 +24,7 @@ from gatelens.runtime.files import write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
 
 
-class CellSummary(CountColumns, MultiplierColumns):
+class CellSummary(CountColumns, MultiplierColumns, AreaColumns):
     """A line of ``summary.csv``, and an entry of ``cells`` in ``summary.json``."""
 
     cell: str
@@ -106,15 +107,19 @@ class Summary:
             multipliers=self.multipliers,
         )
         write_json(out / "summary.json", record.model_dump(mode="json"))
-        numbers = [*CountColumns.model_fields, *MultiplierColumns.model_fields]  # after what they are about
+        numbers = [
+            *CountColumns.model_fields,
+            *MultiplierColumns.model_fields,
+            *AreaColumns.model_fields,
+        ]  # after what they are about
         header = [*(name for name in CellSummary.model_fields if name not in numbers), *numbers]
         lines = ({**dict(cell), "varied": _in_words(cell.varied)} for cell in cells)
         write_csv(out / "summary.csv", header, ([line[name] for name in header] for line in lines))
 
     def table(self) -> Table:
         """A table for the terminal."""
-        caption = "Counts and multipliers with their 95 % intervals over prompts"
-        header = ("cell", "status", "count", "of", "multiplier", "seconds")
+        caption = "Counts and multipliers with their 95 % intervals over prompts; for those of CPR and CMD see summary.csv"
+        header = ("cell", "status", "count", "of", "multiplier", "CPR", "CMD", "seconds")
         table = Table(*header, title=escape(self.study.title), caption=caption)
         for cell in self.cells():
             comparison = self.comparisons.get(cell.cell)
@@ -125,6 +130,8 @@ class Summary:
                 self.outcomes[cell.cell].shown or "-",
                 _number(cell.total, ",d"),
                 multiplier if comparison is None or comparison.shows_difference else f"[dim]{multiplier}[/dim]",
+                _number(cell.cpr, ".2f"),
+                _number(cell.cmd, ".2f"),
                 _number(cell.seconds, ",.0f"),
                 style="" if cell.status == "done" else "red",
             )
@@ -170,7 +177,8 @@ def compare(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: Stud
 
 
 def _summarise(cell: Cell, outcome: Outcome, comparison: Comparison | None) -> CellSummary:
-    counts = {name: getattr(outcome, name) for name in CountColumns.model_fields}
+    measured = (*CountColumns.model_fields, *AreaColumns.model_fields)
+    counts = {name: getattr(outcome, name) for name in measured}
     multipliers = {name: getattr(comparison, name, None) for name in MultiplierColumns.model_fields}
     columns: dict[str, Any] = {**cell.job.columns(cell.settings), **counts, **multipliers}
     return CellSummary(
