@@ -118,7 +118,9 @@ class Summary:
 
     def table(self) -> Table:
         """A table for the terminal."""
-        caption = "Counts and multipliers with their 95 % intervals over prompts; for those of CPR and CMD see summary.csv"
+        caption = (
+            "Counts and multipliers with their 95 % intervals over prompts; for those of CPR and CMD see summary.csv"
+        )
         header = ("cell", "status", "count", "of", "multiplier", "CPR", "CMD", "seconds")
         table = Table(*header, title=escape(self.study.title), caption=caption)
         for cell in self.cells():
