@@ -38,7 +38,7 @@ class TestHelp:
     def test_every_registered_method_is_listed(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setenv("COLUMNS", "400")
+        monkeypatch.setenv("COLUMNS", "4000")  # no line is wrapped
         run(monkeypatch, "circuit", "--help")
         printed = " ".join(capsys.readouterr().out.replace("│", " ").split())  # a long help text is wrapped
         for name, method in methods().items():

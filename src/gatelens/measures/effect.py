@@ -45,7 +45,7 @@ class CurveSettings(Settings):
         description="add circuits around the count until neighbours differ by this share at most, or by one gate (0: "
         "add none)",
     )
-    areas: Ranking | Literal["none"] = Field(
+    areas: Literal["signed", "absolute", "none"] = Field(
         default="signed", description="ranking of MIB's circuits, for CPR and CMD (none: compute neither)"
     )
     per_query_head: bool = Field(
