@@ -33,7 +33,10 @@ def test_scores_are_saved_and_read_again(level: Level[Any]) -> None:
     scores = attribute(level, MODEL, TASK)
     again = level.read_scores(scores.tensors(), Graph.of(MODEL.anatomy), scores.method)
     assert again.method == scores.method
-    for (ours, exist), (theirs, exist_again) in zip(scores.gate_sets(), again.gate_sets(), strict=True):
+    for (ours, exist, sizes), (theirs, exist_again, sizes_again) in zip(
+        scores.gate_sets(), again.gate_sets(), strict=True
+    ):
+        assert torch.equal(sizes, sizes_again)
         assert torch.equal(ours, theirs)
         assert torch.equal(exist, exist_again)
 
@@ -68,8 +71,8 @@ def test_an_attention_edge_is_named_by_prompt_head_query_and_key() -> None:
 @every_level
 def test_membership_counts_the_top_k(level: Level[Any]) -> None:
     scores = attribute(level, MODEL, TASK)
-    assert scores.membership(6).sum() == pytest.approx(6)
-    assert scores.membership(0).sum() == 0
+    assert scores.membership(6, scores.orders()).sum() == pytest.approx(6)
+    assert scores.membership(0, scores.orders()).sum() == 0
 
 
 @every_level

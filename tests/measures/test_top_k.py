@@ -34,11 +34,12 @@ EDGES = EdgeScores(
 class TestRank:
     def test_by_absolute_value_and_by_sign(self) -> None:
         scores = torch.tensor([0.5, -2.0, 1.0, 0.0])
-        assert rank(scores).tolist() == [1, 2, 0, 3]
-        assert rank(scores, "signed").tolist() == [2, 0, 3, 1]
+        heads = HeadScores(scores[None], "")
+        assert heads.orders("absolute")[0].tolist() == [1, 2, 0, 3]
+        assert heads.orders("signed")[0].tolist() == [2, 0, 3, 1]
 
     def test_ties_stand_in_their_order(self) -> None:
-        assert rank(torch.tensor([1.0, 2.0, -1.0, 1.0])).tolist() == [1, 0, 2, 3]
+        assert rank(torch.tensor([1.0, 2.0, 1.0, 1.0])).tolist() == [1, 0, 2, 3]
 
     def test_the_best_by_name(self) -> None:
         scores = torch.zeros(3, 4)

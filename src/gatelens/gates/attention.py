@@ -17,7 +17,7 @@ from torch import Tensor
 from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
-from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Ranking, Scores, Source
+from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Scores, Source
 from gatelens.gates.runs import gradient_numbers
 from gatelens.model import Model
 from gatelens.model.components import Head
@@ -56,7 +56,8 @@ class AttentionScores(Scores):
 
     def gate_sets(self) -> list[GateSet]:
         buckets = zip(self.scores, self.edges, strict=True)
-        return [GateSet(*prompt) for bucket in buckets for prompt in zip(*bucket, strict=True)]
+        prompts = [prompt for bucket in buckets for prompt in zip(*bucket, strict=True)]
+        return [GateSet(scores, edges, scores.abs()) for scores, edges in prompts]  # of one prompt: nothing cancels out
 
     def gate(self, number: int, position: int) -> tuple[AttentionEdge, str]:
         shape = self.gate_sets()[number].scores.shape
@@ -73,13 +74,13 @@ class AttentionScores(Scores):
             tensors |= {f"bucket-{i}.scores": scores, f"bucket-{i}.edges": edges}
         return tensors
 
-    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " head"]:
-        """How many of a prompt's top k edges each head has, mean over prompts.
+    def membership(self, k: int, orders: Sequence[Int[Tensor, " _gate"]]) -> Float[Tensor, " head"]:
+        """How many of a prompt's first k edges each head has, mean over prompts.
 
         Edges belong to prompts, which differ between task seeds, so single edges of two runs cannot be compared.
         """
         heads = []
-        for order, gate_set in zip(self.orders(by), self.gate_sets(), strict=True):
+        for order, gate_set in zip(orders, self.gate_sets(), strict=True):
             n_layers, n_heads, n_queries, n_keys = gate_set.scores.shape
             numbers = order[:k] // (n_queries * n_keys)
             heads.append(torch.bincount(numbers, minlength=n_layers * n_heads).float())

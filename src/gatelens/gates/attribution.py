@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -70,5 +71,8 @@ class Attribution(ABC):
         return total.div_(len(steps))
 
     def piece(self, scores: Shaped[Tensor, "prompt ..."]) -> Shaped[Tensor, ...]:
-        """What is saved of the batch's scores, and given to `Level.attributed`: by default their sum over prompts."""
-        return scores.sum(0)
+        """What is saved of the batch's scores, and given to `Level.attributed`.
+
+        By default these are two sums over prompts, on axis 0: of the scores, and of their absolute values.
+        """
+        return torch.stack([scores.sum(0), scores.abs().sum(0)])

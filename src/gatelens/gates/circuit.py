@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.level import Level, Ranking, ScoredGate, Scores, Source
+from gatelens.gates.selection import selected
 from gatelens.model import Model
 from gatelens.model.components import Component
 from gatelens.runtime.context import Context
@@ -240,12 +241,12 @@ class Explanation(Shown):
         return f"{self.prompt} -> {' or '.join(map(repr, self.answers[:3]))}"
 
 
-def make_circuit(scores: Scores, k: int, by: Ranking) -> Circuit:
+def make_circuit(scores: Scores, k: int, by: Ranking, selection: str) -> Circuit:
     """The circuit of the top k gates; `Scores.circuit` describes it."""
     if k < 0:
         raise GatelensError(f"k is {k}: a circuit keeps 0 or more gates.")
     masks = []
-    for order, gate_set in zip(scores.orders(by), scores.gate_sets(), strict=True):
+    for order, gate_set in zip(selected(scores, by, selection), scores.gate_sets(), strict=True):
         mask = torch.zeros(gate_set.scores.numel(), dtype=torch.bool)
         mask[order[:k]] = True
         masks.append(scores.effective(mask.view(gate_set.scores.shape)))

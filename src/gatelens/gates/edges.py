@@ -16,7 +16,7 @@ from torch import Tensor
 from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
 from gatelens.gates.gradients import Metric
-from gatelens.gates.level import Cost, GateSet, Source, top_masks
+from gatelens.gates.level import Cost, Source, top_masks
 from gatelens.gates.runs import gradient_numbers
 from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
@@ -40,13 +40,16 @@ class EdgeScores(SharedScores):
     graph: Graph
     method: str
     measured: Bool[Tensor, "source destination"] | None = None  # None: all edges were scored
+    magnitudes: Shaped[Tensor, "source destination"] | None = (
+        None  # absolute scores, mean over prompts; None: not known
+    )
 
     @property
     def level(self) -> Edges:
         return EDGES
 
-    def gate_sets(self) -> list[GateSet]:
-        return [GateSet(self.scores, self.graph.edges if self.measured is None else self.measured)]
+    def exists(self) -> Bool[Tensor, "source destination"]:
+        return self.graph.edges
 
     def gate(self, number: int, position: int) -> tuple[ComponentEdge, str]:
         edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
@@ -150,8 +153,15 @@ class Edges(SharedLevel[EdgeScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> EdgeAttribution:
         return EdgeAttribution(model, batch, metric)
 
-    def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> EdgeScores:
-        return EdgeScores(scores, graph, method, measured)
+    def make_scores(
+        self,
+        graph: Graph,
+        scores: Tensor,
+        method: str,
+        measured: Tensor | None = None,
+        magnitudes: Tensor | None = None,
+    ) -> EdgeScores:
+        return EdgeScores(scores, graph, method, measured, magnitudes)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return edge_numbers(model, length)

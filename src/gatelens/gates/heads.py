@@ -16,7 +16,7 @@ from torch import Tensor
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
-from gatelens.gates.level import Cost, GateSet, Source, fine_grid
+from gatelens.gates.level import Cost, Source, fine_grid
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
 from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
@@ -34,14 +34,11 @@ class HeadScores(SharedScores):
     scores: Shaped[Tensor, "layer head"]
     method: str
     measured: Bool[Tensor, "layer head"] | None = None  # None: all heads were scored
+    magnitudes: Shaped[Tensor, "layer head"] | None = None  # absolute scores, mean over prompts; None: not known
 
     @property
     def level(self) -> Heads:
         return HEADS
-
-    def gate_sets(self) -> list[GateSet]:
-        all_heads = torch.ones_like(self.scores, dtype=torch.bool)
-        return [GateSet(self.scores, all_heads if self.measured is None else self.measured)]
 
     def gate(self, number: int, position: int) -> tuple[Head, str]:
         head = Head(*divmod(position, self.scores.shape[1]))
@@ -127,8 +124,15 @@ class Heads(SharedLevel[HeadScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> HeadAttribution:
         return HeadAttribution(model, batch, metric)
 
-    def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> HeadScores:
-        return HeadScores(scores, method, measured)
+    def make_scores(
+        self,
+        graph: Graph,
+        scores: Tensor,
+        method: str,
+        measured: Tensor | None = None,
+        magnitudes: Tensor | None = None,
+    ) -> HeadScores:
+        return HeadScores(scores, method, measured, magnitudes)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return length * numbers_per_token(model)

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from gatelens.gates.circuit import Circuit
 
 Source = Literal["corrupt", "mean", "zero"]
-Ranking = Literal["absolute", "signed"]
-RANKINGS: tuple[Ranking, ...] = ("absolute", "signed")
+Ranking = Literal["per-prompt", "absolute", "signed"]
+"""How scores become an order: by a prompt's absolute score, mean over prompts; by the absolute value of the mean; or by
+the mean itself. A gate that helps one prompt and hurts the next cancels out in the mean."""
+RANKINGS: tuple[Ranking, ...] = ("per-prompt", "absolute", "signed")
 
 
 _MOST_RECORDS = 1000
@@ -49,16 +51,31 @@ class ScoredGate(NamedTuple):
 
 
 class GateSet(NamedTuple):
-    """Gates that are ranked together. Both tensors have the same shape."""
+    """Gates that are ranked together. All tensors have the same shape."""
 
-    scores: Shaped[Tensor, ...]
+    scores: Shaped[Tensor, ...]  # mean over prompts
     exists: Bool[Tensor, ...]  # True where a gate exists and has a score
+    magnitudes: Shaped[Tensor, ...] | None = None  # absolute scores, mean over prompts; None: not known
+
+    def priorities(self, by: Ranking) -> Shaped[Tensor, ...]:
+        """What a ranking sorts by, the largest first."""
+        if by == "per-prompt":
+            if self.magnitudes is None:
+                raise GatelensError(
+                    "these scores are means over prompts only, so gates cannot be ranked per prompt: rank them by "
+                    "absolute or signed scores, or score them again."
+                )
+            return self.magnitudes
+        return self.scores.abs() if by == "absolute" else self.scores
 
 
 class PatchedGates(NamedTuple):
     """What exact patching measured, in flattened gate sets, as `Scores.gate_sets` orders them."""
 
     scores: Sequence[Shaped[Tensor, " _gate"]]
+    magnitudes: Sequence[
+        Shaped[Tensor, " _gate"]
+    ]  # absolute scores; like the scores, mean over prompts that share gates
     measured: Sequence[Bool[Tensor, " _gate"]]
     method: str
     is_sample: bool  # whether only a sample of the gates was patched
@@ -75,17 +92,17 @@ class Cost:
     softmax: float = 0.0  # attention weights without each source, for each layer (`Attribution.softmax_products`)
 
 
-def rank(scores: Shaped[Tensor, " gate"], by: Ranking = "absolute") -> Int[Tensor, " gate"]:
-    """The positions of the scores, from best to worst. Equal scores keep their order, so a ranking is reproducible."""
-    return torch.argsort(scores.abs() if by == "absolute" else scores, descending=True, stable=True)
+def rank(priorities: Shaped[Tensor, " gate"]) -> Int[Tensor, " gate"]:
+    """The positions of numbers, the largest first. Equal numbers keep their order, so a ranking is reproducible."""
+    return torch.argsort(priorities, descending=True, stable=True)
 
 
 class Scores(Shown, ABC):
     """What a method returns: one number for each gate of a level.
 
     The score of a gate is how much the metric falls when the gate is closed, so a gate with a positive score helps the
-    task. Rankings use the absolute value by default: a ranking by the signed score keeps only gates that help, and the
-    effect of such circuits exceeds that of the whole model.
+    task. See `Ranking` for the ways of ordering gates by their scores. A ranking by the signed score keeps only gates
+    that help, and the effect of such circuits exceeds that of the whole model.
     """
 
     method: str
@@ -118,8 +135,12 @@ class Scores(Shown, ABC):
         """
 
     @abstractmethod
-    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " _member"]:
-        """How often each possible member of a circuit is among the top k. Used to compare the circuits of two runs."""
+    def membership(self, k: int, orders: Sequence[Int[Tensor, " _gate"]]) -> Float[Tensor, " _member"]:
+        """How often each possible member of a circuit is among the first k. Used to compare the circuits of two runs.
+
+        Arguments:
+            orders: the order of the gates of each gate set (`orders`).
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -134,10 +155,10 @@ class Scores(Shown, ABC):
             copies: how many gates each position stands for (`Level.copies`); each of them has its part of the score.
         """
         orders = []
-        for scores, exists in self.gate_sets():
-            positions = exists.flatten().nonzero()[:, 0]
-            values = scores.flatten() if copies is None else scores.flatten() / copies
-            orders.append(positions[rank(values[positions], by)])
+        for gate_set in self.gate_sets():
+            positions = gate_set.exists.flatten().nonzero()[:, 0]
+            priorities = gate_set.priorities(by).flatten()
+            orders.append(positions[rank((priorities if copies is None else priorities / copies)[positions])])
         return orders
 
     def top(self, k: int, by: Ranking = "absolute") -> list[ScoredGate]:
@@ -146,24 +167,22 @@ class Scores(Shown, ABC):
         Example:
             [(gate, name, score), *others] = scores.top(10)
         """
-        best: list[tuple[int, int, float]] = []
+        best: list[tuple[float, int, int, float]] = []
         for number, (order, gate_set) in enumerate(zip(self.orders(by), self.gate_sets(), strict=True)):
-            values = gate_set.scores.flatten()
-            best += [(number, position, float(values[position])) for position in order[:k].tolist()]
-        ranked = (
-            rank(torch.tensor([score for *_, score in best]), by)[:k] if best else torch.tensor([], dtype=torch.long)
-        )
-        chosen = [best[i] for i in ranked.tolist()]
-        return [ScoredGate(*self.gate(number, position), score) for number, position, score in chosen]
+            first = order[:k]
+            priorities, scores = (x.flatten()[first].tolist() for x in (gate_set.priorities(by), gate_set.scores))
+            best += zip(priorities, [number] * len(first), first.tolist(), scores, strict=True)
+        best.sort(key=lambda gate: -gate[0])  # equal priorities keep their order
+        return [ScoredGate(*self.gate(number, position), score) for _, number, position, score in best[:k]]
 
-    def circuit(self, k: int, by: Ranking = "absolute") -> Circuit:
+    def circuit(self, k: int, by: Ranking = "absolute", selection: str = "top") -> Circuit:
         """The circuit of the k best gates; of each prompt, if prompts have their own gates.
 
         Gates that have no effect are left out: edges on no path from the embedding to the logits.
         """
         from gatelens.gates.circuit import make_circuit
 
-        return make_circuit(self, k, by)
+        return make_circuit(self, k, by, selection)
 
     def ends(self, gate: Any) -> tuple[str, ...]:
         """The names of what a gate connects: source and destination of an edge, or the one component it acts on."""

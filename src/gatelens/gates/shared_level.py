@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from gatelens.gates.level import Level, PatchedGates, Ranking, Scores
+from gatelens.gates.level import GateSet, Level, PatchedGates, Scores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.tasks.base import CircuitTask
@@ -19,19 +19,28 @@ from gatelens.tasks.base import CircuitTask
 class SharedScores(Scores):
     """Scores of gates that all prompts share, so that there is one gate set."""
 
-    scores: Tensor  # one number for each gate
+    scores: Tensor  # one number for each gate, mean over prompts
     measured: Tensor | None  # where a gate was scored; None: all gates were
+    magnitudes: Tensor | None  # the absolute score of each gate, mean over prompts; None: not known
 
     @property
     def is_sample(self) -> bool:
         return self.measured is not None
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"scores": self.scores, **({} if self.measured is None else {"measured": self.measured})}
+    def exists(self) -> Tensor:
+        """Where there is a gate: by default everywhere."""
+        return torch.ones_like(self.scores, dtype=torch.bool)
 
-    def membership(self, k: int, by: Ranking = "absolute") -> Float[Tensor, " gate"]:
-        """1 for each gate among the top k, 0 for all others."""
-        [gate_set], [order] = self.gate_sets(), self.orders(by)
+    def gate_sets(self) -> list[GateSet]:
+        return [GateSet(self.scores, self.exists() if self.measured is None else self.measured, self.magnitudes)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {"scores": self.scores, "measured": self.measured, "magnitudes": self.magnitudes}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def membership(self, k: int, orders: Sequence[Int[Tensor, " _gate"]]) -> Float[Tensor, " gate"]:
+        """1 for each gate among the first k, 0 for all others."""
+        [gate_set], [order] = self.gate_sets(), orders
         members = torch.zeros(gate_set.scores.numel())
         members[order[:k]] = 1
         return members[gate_set.exists.flatten()]
@@ -46,22 +55,31 @@ class SharedLevel(Level[S]):
     shared = True
 
     @abstractmethod
-    def make_scores(self, graph: Graph, scores: Tensor, method: str, measured: Tensor | None = None) -> S:
-        """The scores of this level, mean over prompts.
+    def make_scores(
+        self,
+        graph: Graph,
+        scores: Tensor,
+        method: str,
+        measured: Tensor | None = None,
+        magnitudes: Tensor | None = None,
+    ) -> S:
+        """The scores of this level, mean over prompts. All tensors have the shape of the gates.
 
         Arguments:
-            scores: of the shape of the gates.
-            measured: where a gate was scored, of the same shape; None: all gates were.
+            measured: where a gate was scored; None: all gates were.
+            magnitudes: the absolute scores, mean over prompts; None: not known.
         """
 
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
-        mean = torch.stack(list(pieces)).sum(0) / len(task)
-        return self.make_scores(Graph.of(model.anatomy), mean, method)
+        scores, magnitudes = torch.stack(list(pieces)).sum(0) / len(task)
+        return self.make_scores(Graph.of(model.anatomy), scores, method, magnitudes=magnitudes)
 
     def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> S:
-        shape = self.shape(model, 0)
-        measured = gates.measured[0].view(shape) if gates.is_sample else None
-        return self.make_scores(Graph.of(model.anatomy), gates.scores[0].view(shape), gates.method, measured)
+        scores, magnitudes, measured = (
+            flat[0].view(self.shape(model, 0)) for flat in (gates.scores, gates.magnitudes, gates.measured)
+        )
+        where = measured if gates.is_sample else None
+        return self.make_scores(Graph.of(model.anatomy), scores, gates.method, where, magnitudes)
 
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:
-        return self.make_scores(graph, tensors["scores"], method, tensors.get("measured"))
+        return self.make_scores(graph, tensors["scores"], method, tensors.get("measured"), tensors.get("magnitudes"))

@@ -74,7 +74,7 @@ def find_circuit(
         scores = [score(model, *both) for both in zip(tasks, [settings] * len(tasks), seed_contexts, strict=True)]
         # 2. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
         circuits = [
-            Circuits.of(model, seeded, own, settings.ranking, settings.source, context)
+            settings.circuits(model, seeded, own, context)
             for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
         ]
         curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
@@ -182,5 +182,5 @@ def _validate(
         kept=float(curve.kept[point]),
         effect=float(curve.effect[point]),
         complement=complement_effect(circuits, first_curve, k, context=context),
-        overlap=overlap(scores, k, settings.ranking),
+        overlap=overlap(scores, k, settings.ranking, settings.selection),
     )

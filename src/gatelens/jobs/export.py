@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.level import top_masks
+from gatelens.gates.selection import selected
 from gatelens.measures.attribution_graph import write_attribution_graph
 from gatelens.measures.circuit_result import CircuitRecord, load_circuit
 from gatelens.measures.example import load_prompts
@@ -45,7 +46,8 @@ def export_circuit(run: str | Path, out: str | Path, k: int | None = None) -> Pa
     graph = record.graph.graph()
     scores, kept = read_graph(run / "circuit.json", graph)
     if k is not None:
-        [order] = load_circuit(run, scores=True).scores[0].orders(record.settings.ranking)
+        settings = record.settings
+        [order] = selected(load_circuit(run, scores=True).scores[0], settings.ranking, settings.selection)
         kept = graph.on_a_path(_top(order, k, graph))[0]
     if out.suffix in (".json", ".pt"):
         make_folder(out.parent)

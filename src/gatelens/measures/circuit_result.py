@@ -21,6 +21,7 @@ from gatelens.gates import LEVELS, level_named
 from gatelens.gates.circuit import Circuit
 from gatelens.gates.edges import EDGES, EdgeScores
 from gatelens.gates.level import Scores
+from gatelens.gates.selection import selected, selection_named
 from gatelens.measures.counts import Count, CountColumns
 from gatelens.measures.curve_files import load_curve, save_curve
 from gatelens.measures.curves import Curve
@@ -67,6 +68,7 @@ class CircuitSettings(CurveSettings):
         super().model_post_init(_)
         level_named(self.level).check_source(self.source)
         self.chosen_method.check_level(self.level)
+        selection_named(self.selection).check_level(self.level)
         _ = self.method_settings  # which checks them
 
     def identity(self) -> dict[str, Any]:
@@ -150,7 +152,7 @@ class CircuitResult(Shown):
         if k is None:
             point = self.curve.point_at(self.settings.threshold)
             k = self.curve.asked[-1 if point is None else point]
-        return self.scores[0].circuit(k, self.settings.ranking)
+        return self.scores[0].circuit(k, self.settings.ranking, self.settings.selection)
 
     def records(self) -> list[dict[str, Any]]:
         """What the best heads do, or the points of the curve if no head was described."""
@@ -179,7 +181,7 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
         save_head_table(result.heads, folder)
     point = result.curve.point_at(result.settings.threshold)
     if isinstance(scores := result.scores[0], EdgeScores) and point is not None:
-        [order] = scores.orders(result.settings.ranking)
+        [order] = selected(scores, result.settings.ranking, result.settings.selection)
         masks = EDGES.masks(model, order, [result.curve.asked[point]])
         write_graph(folder / "circuit.json", scores, EDGES.prune(model, masks)[0], model.anatomy.width)
     return CircuitRecord(

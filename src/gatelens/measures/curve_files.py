@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.level import Ranking, Source
+from gatelens.gates.selection import TOP
 from gatelens.measures.curves import Curve
 from gatelens.runtime.files import read_tensors, write_csv, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
@@ -27,6 +28,7 @@ class CurveRecord(Record):
     total: int
     ranking: Ranking
     source: Source
+    selection: str = TOP
     fingerprints: tuple[str, ...] = Field(default=(), description="of the prompts of each task seed")
     mib_ranking: Ranking | None = Field(
         default=None, description="of the circuits for CPR and CMD; None: there are none"
@@ -46,6 +48,7 @@ def save_curve(curve: Curve, folder: Path) -> None:
         total=curve.total,
         ranking=curve.ranking,
         source=curve.source,
+        selection=curve.selection,
         fingerprints=curve.fingerprints,
         mib_ranking=None if curve.mib is None else curve.mib.ranking,
     )
@@ -93,5 +96,6 @@ def _curve(record: CurveRecord, tensors: Mapping[str, Tensor], prefix: str) -> C
         everything=everything,
         ranking=record.ranking,
         source=record.source,
+        selection=record.selection,
         fingerprints=record.fingerprints,
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
 from gatelens.gates.level import Ranking, Source
+from gatelens.gates.selection import TOP
 from gatelens.measures.areas import Area, from_one, under_effect
 from gatelens.measures.counts import Count, Interval, Multiplier, Sample, joint_interval
 from gatelens.runtime.shown import Shown
@@ -46,6 +47,7 @@ class Curve(Shown):
     ranking: Ranking = "absolute"
     source: Source = "corrupt"
     random: Curve | None = None  # a random ranking: the baseline
+    selection: str = TOP  # how circuits take gates
     fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
     mib: Curve | None = None  # the circuits on MIB's grid, by a ranking of their own, for CPR and CMD
 

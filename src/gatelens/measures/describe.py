@@ -95,7 +95,7 @@ def best_heads(scores: Scores, n: int) -> list[Head]:
     if weights is None:
         return []
     n_heads = weights.shape[1]
-    return [Head(*divmod(place, n_heads)) for place in rank(weights.flatten())[:n].tolist()]
+    return [Head(*divmod(place, n_heads)) for place in rank(weights.abs().flatten())[:n].tolist()]
 
 
 def _table(model: Model, task: CircuitTask, heads: Sequence[Head], context: Context) -> HeadTable:

@@ -16,6 +16,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import EDGES
 from gatelens.gates.level import Ranking, Scores, Source
+from gatelens.gates.selection import TOP, selection_named, selections
 from gatelens.measures.areas import largest_prefixes, mib_counts
 from gatelens.measures.curves import Curve
 from gatelens.measures.top_k import Circuits
@@ -33,7 +34,15 @@ _ROUNDS = 6  # refinement stops here, even if neighbours of a very jagged curve 
 class CurveSettings(Settings):
     """How a curve is drawn."""
 
-    ranking: Ranking = Field(default="absolute", description="rank gates by the absolute or by the signed score")
+    ranking: Ranking = Field(
+        default="absolute",
+        description="rank gates by each prompt's absolute score (per-prompt), by the absolute value of the mean score, "
+        "or by the signed mean",
+    )
+    selection: str = Field(
+        default=TOP,
+        description="how a circuit takes gates: " + "; ".join(f"{name} ({s.help})" for name, s in selections().items()),
+    )
     source: Source = Field(default="corrupt", description="what a circuit leaves out is set to: corrupt, mean or zero")
     points: int = Field(default=0, ge=0, description="how many circuits to evaluate (0: a grid that suits the level)")
     random_points: int = Field(default=12, ge=0, description="circuits of the random baseline (0: no baseline)")
@@ -56,6 +65,11 @@ class CurveSettings(Settings):
     def model_post_init(self, _: object) -> None:
         if self.points == 1:
             raise GatelensError("points is 1: a curve has at least 2 points, or 0 for a grid that suits the level.")
+        selection_named(self.selection)
+
+    def circuits(self, model: Model, task: CircuitTask, scores: Scores, context: Context | None = None) -> Circuits:
+        """The circuits of these scores, ordered and closed as the settings say."""
+        return Circuits.of(model, task, scores, self.ranking, self.source, context, self.selection)
 
 
 def explained_effect(
@@ -85,9 +99,7 @@ def explained_effect(
     if len(tasks) != len(all_scores):
         raise GatelensError(f"{len(tasks)} tasks and {len(all_scores)} scores: give the scores of each task.")
     circuits = [
-        Circuits.of(
-            model, own, ranked, settings.ranking, settings.source, context if len(tasks) == 1 else context.part(f"{i}")
-        )
+        settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"{i}"))
         for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
     ]
     return with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)
@@ -245,6 +257,7 @@ def _evaluate(circuits: Sequence[Circuits], ks: list[int], name: str, settings: 
         none=metrics[:, 0],
         everything=metrics[:, -1],
         ranking=settings.ranking,
+        selection=settings.selection,
         source=settings.source,
         fingerprints=tuple(own.task.fingerprint() for own in circuits),
     )

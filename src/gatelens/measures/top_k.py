@@ -5,6 +5,7 @@ The circuit of no gates and the circuit of all gates are runs like any other.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -14,8 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.level import Level, Ranking, Scores, Source, top_masks
+from gatelens.gates.selection import TOP, selected
+from gatelens.methods.patching import DENOISING
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask
@@ -48,14 +51,23 @@ class Circuits:
         ranking: Ranking = "absolute",
         source: Source = "corrupt",
         context: Context | None = None,
+        selection: str = TOP,
     ) -> Circuits:
-        """The circuits of these scores."""
+        """The circuits of these scores, ordered by a ranking and a selection (`gatelens.gates.selection`)."""
         if scores.is_sample:
             raise GatelensError(
                 "only a sample of the gates has scores: score all gates, because a circuit ranks all of them."
             )
         scores.level.check_source(source)
-        return cls(scores.level, model, task, scores.orders(ranking), source, context or Context())
+        if scores.method == DENOISING:
+            warnings.warn(
+                "gates ranked by denoising make poor circuits: on four tasks, smollm2 needs 180 to 240 of its 270 "
+                "heads for 90 % of the effect. Rank them by noising.",
+                GatelensWarning,
+                stacklevel=2,
+            )
+        orders = selected(scores, ranking, selection)
+        return cls(scores.level, model, task, orders, source, context or Context())
 
     @property
     def total(self) -> int:

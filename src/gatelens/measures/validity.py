@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from gatelens.gates.level import Ranking, Scores
+from gatelens.gates.selection import TOP, selected
 from gatelens.measures.curves import Curve
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.patching import patch
@@ -81,7 +82,7 @@ def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Cont
     return float((metrics.mean() - none) / (everything - none))
 
 
-def overlap(all_scores: Sequence[Scores], k: int, ranking: Ranking) -> float | None:
+def overlap(all_scores: Sequence[Scores], k: int, ranking: Ranking, selection: str = TOP) -> float | None:
     """Mean Jaccard index of the top k between the scores of several seeds; None if there is only one seed.
 
     Attention edges belong to prompts, which differ between seeds: there the number of top-k edges of each head is
@@ -89,6 +90,6 @@ def overlap(all_scores: Sequence[Scores], k: int, ranking: Ranking) -> float | N
     """
     if len(all_scores) < 2:
         return None
-    members = [scores.membership(k, ranking) for scores in all_scores]
+    members = [scores.membership(k, selected(scores, ranking, selection)) for scores in all_scores]
     pairs = list(combinations(members, 2))
     return sum(jaccard(a, b) for a, b in pairs) / len(pairs)

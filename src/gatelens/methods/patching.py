@@ -25,6 +25,8 @@ from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.batches import batches
 
 Direction = Literal["noising", "denoising"]
+DENOISING = "patching (denoising)"
+"""The method of scores by denoising, in `Scores.method`."""
 _PIECE = 64  # at most this many rows in one piece of work
 
 
@@ -43,7 +45,8 @@ def patch(
     Arguments:
         direction: ``noising`` replaces one gate's clean value by the corrupt one, and the score is what the metric
             loses; ``denoising`` replaces it by the clean value in the corrupt run, and the score is what the metric
-            gains.
+            gains. Do not rank gates by denoising: it finds gates that are enough alone, and circuits of such gates need
+            far more of them.
         sample: how many gates to patch (for levels where each prompt has its own gates: in each prompt); None patches
             all.
         seed: decides the sample.
@@ -103,6 +106,7 @@ class _Patching:
         self.runs = lru_cache(maxsize=1)(self._runs)
         # Flattened gate sets, as `Scores.gate_sets` orders them.
         self.sums: list[Tensor] = []
+        self.magnitudes: list[Tensor] = []  # sums of absolute values, for gates that prompts share
         self.measured: list[Tensor] = []
         self.set_of_prompt: dict[int, int] = {}
 
@@ -119,8 +123,10 @@ class _Patching:
         # 3. The scores of the level.
         n_prompts = len(self.task) if self.level.shared else 1
         means = [total / n_prompts for total in self.sums]
+        magnitudes = [total / n_prompts for total in self.magnitudes] if self.level.shared else [x.abs() for x in means]
         method, is_sample = f"patching ({self.direction})", self.sample is not None
-        return self.level.patched(self.model, self.task, PatchedGates(means, self.measured, method, is_sample))
+        gates = PatchedGates(means, magnitudes, self.measured, method, is_sample)
+        return self.level.patched(self.model, self.task, gates)
 
     def _runs(self, batch: Bucket) -> tuple[Any, Any]:
         """The run in which gates are patched, and the run that closed gates read."""
@@ -156,7 +162,8 @@ class _Patching:
         return torch.stack(filled, 1)
 
     def _new_set(self, size: int, measured: Tensor) -> None:
-        self.sums.append(torch.zeros(size, dtype=self.model.wide_dtype))
+        for totals in (self.sums, self.magnitudes):
+            totals.append(torch.zeros(size, dtype=self.model.wide_dtype))
         self.measured.append(torch.zeros(size, dtype=torch.bool).index_fill_(0, measured, True))
 
     def _piece_rows(self) -> int:
@@ -180,6 +187,7 @@ class _Patching:
         """Add what the metric lost (row, prompt) to the gates that the rows closed."""
         if self.level.shared:
             self.sums[0][rows] += lost.sum(1).to(self.sums[0])
+            self.magnitudes[0][rows] += lost.abs().sum(1).to(self.sums[0])
             return
         for column, prompt in enumerate(batch.which.tolist()):
             number = self.set_of_prompt[prompt]

@@ -112,6 +112,23 @@ class Graph:
         """Number of edges."""
         return int(self.reads.sum())
 
+    def inputs_of(self, source: int) -> list[int]:
+        """The destinations that are inputs of the component with this source number: none for the embedding.
+
+        They are the inputs whose change changes the output of the component: of a head its q, k and v; of heads that a
+        norm couples, the inputs of all heads of the layer.
+        """
+        if source == 0:
+            return []
+        layer, index = divmod(source - 1, self.n_heads + 1)
+        if index == self.n_heads:
+            return [self.mlp_input(layer)]
+        inputs = self.attention_inputs(layer)
+        if self.coupled:
+            return list(range(inputs.start, inputs.stop))
+        kv = inputs.start + self.n_heads + index * self.n_kv_heads // self.n_heads
+        return [inputs.start + index, kv, kv + self.n_kv_heads]
+
     def on_a_path(self, circuits: Tensor) -> Tensor:
         """Remove the edges of circuits that are not on a path from the embedding to the logits.
 

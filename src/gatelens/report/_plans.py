@@ -136,9 +136,7 @@ def circuit_plan(title: str, run: CircuitRun) -> Plan:
         f"Graph of the first {n_edges} edges of the ranking, {int(on_a_path.sum())} of them on a path from the "
         "embedding to the logits."
     )
-    return Plan(
-        f"Circuit: {title}", alt, lambda: circuit_figure(graph, run.edge_scores, n_edges, title, ranking), table
-    )
+    return Plan(f"Circuit: {title}", alt, lambda: circuit_figure(graph, run.edge_scores, mask, title, ranking), table)
 
 
 def open_edges_plan(label: str, run: CircuitRun) -> Plan:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gatelens.gates import EDGES
-from gatelens.gates.level import Scores, rank
+from gatelens.gates.level import Scores
+from gatelens.gates.selection import selected
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.example import ExamplePrompt
 from gatelens.measures.roles_result import RolesResult
@@ -54,9 +55,9 @@ class CircuitRun:
 
     def top_edges(self, most: int) -> list[Edge]:
         """The first edges of the ranking."""
-        edges = self.edge_graph.edges.nonzero()
-        order = rank(self.edge_scores[edges[:, 0], edges[:, 1]], self.result.settings.ranking)
-        return [(source, destination) for source, destination in edges[order[:most]].tolist()]
+        settings = self.result.settings
+        [order] = selected(self.scores[0], settings.ranking, settings.selection)
+        return [divmod(position, self.edge_graph.n_destinations) for position in order[:most].tolist()]
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,9 +78,14 @@ def select(task: CircuitTask, prompts: Sequence[int]) -> CircuitTask:
 
 def halves(task: CircuitTask) -> tuple[CircuitTask, CircuitTask]:
     """Two halves of a task's prompts, drawn at random. The task's seed decides which."""
+    return hold_out(task, len(task) - len(task) // 2)
+
+
+def hold_out(task: CircuitTask, n: int) -> tuple[CircuitTask, CircuitTask]:
+    """All but n prompts of a task, and these n prompts, which are drawn at random. The task's seed decides which."""
     order = torch.randperm(len(task), generator=torch.Generator().manual_seed(task.seed)).tolist()
-    middle = len(task) // 2
-    return select(task, sorted(order[:middle])), select(task, sorted(order[middle:]))
+    rest = len(task) - n
+    return select(task, sorted(order[:rest])), select(task, sorted(order[rest:]))
 
 
 def template_halves(task: CircuitTask) -> tuple[CircuitTask, CircuitTask] | None:

@@ -16,7 +16,7 @@ from matplotlib.path import Path
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.level import Ranking, rank
+from gatelens.gates.level import GateSet, Ranking, rank
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 from gatelens.report._components import Edge, component_name, links
@@ -32,7 +32,7 @@ _PORTS = {"q": -0.3, "k": 0.0, "v": 0.3, "": 0.0}  # where an edge enters a box,
 
 @styled
 def circuit_figure(
-    graph: Graph, scores: Tensor, circuit: Tensor | int, title: str = "", ranking: Ranking = "absolute"
+    graph: Graph, scores: Tensor, circuit: Tensor | int, title: str = "", ranking: Ranking | None = None
 ) -> Figure:
     """The edges of a circuit and the components that they connect.
 
@@ -43,9 +43,12 @@ def circuit_figure(
     Arguments:
         scores: the score of each edge, (source, destination).
         circuit: the edges to draw as a mask, bool (source, destination), or the number of top edges by the ranking.
-        ranking: how edges are ordered if ``circuit`` is a number.
+        ranking: how edges are ordered if ``circuit`` is a number (by default by absolute score), and how those of a
+            mask were chosen, for the note below the figure.
     """
-    edges = chosen_edges(graph, scores, circuit, ranking)
+    if isinstance(circuit, int):
+        ranking = ranking or "absolute"
+    edges = chosen_edges(graph, scores, circuit, ranking or "absolute")
     places = layout(graph, edges)
     # 1. One unit is one inch, so that boxes and letters have the same size in every figure.
     columns = _columns([x for x, _ in places.values()])
@@ -54,7 +57,7 @@ def circuit_figure(
     width, height = max(4.6, 0.5 + columns * (_BOX_WIDTH + 0.12)), band * (len(layers) + 1)
     low, high = (limit(y for _, y in places.values()) * height for limit in (min, max))
     figure = NotebookFigure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
-    above = note(figure, _remark(graph, scores, edges, ranking if isinstance(circuit, int) else None))
+    above = note(figure, _remark(graph, scores, edges, ranking))
     axis = above.subplots()
     axis.set(xlim=(0, width), ylim=(low - 0.2, high + 0.2))
     axis.set_axis_off()
@@ -80,7 +83,8 @@ def chosen_edges(graph: Graph, scores: Tensor, circuit: Tensor | int, ranking: R
         )
     if isinstance(circuit, int):
         every = graph.edges.nonzero()
-        top = every[rank(scores.cpu()[graph.edges], ranking)[: max(circuit, 0)]]
+        priorities = GateSet(scores.cpu(), graph.edges).priorities(ranking)[graph.edges]
+        top = every[rank(priorities)[: max(circuit, 0)]]
         mask = torch.zeros_like(graph.edges)
         mask[top[:, 0], top[:, 1]] = True
     else:

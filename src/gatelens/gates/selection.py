@@ -1,0 +1,162 @@
+"""Selections: how scores become an order of gates, of which a circuit keeps the first k.
+
+A selection is a registered value. To add one, make a `Selection` and `register` it: settings, the command line,
+circuits, figures and exports read the registry.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from gatelens.errors import GatelensError
+from gatelens.gates.edges import EdgeScores
+from gatelens.gates.level import Ranking, Scores
+from gatelens.model.graph import Graph
+from gatelens.runtime.settings import unknown_name
+
+TOP = "top"
+"""The name of the plain selection."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A way of ordering gates, given their scores.
+
+    Arguments:
+        name: the value of ``--selection``.
+        orders: called as orders(scores, ranking); for each gate set of the scores, the positions of all its gates in
+            the flattened set, in the order in which a growing circuit takes them.
+        help: one line for the command line.
+        levels: the names of the levels that it works on; None: every level.
+    """
+
+    name: str
+    orders: Callable[[Scores, Ranking], list[Int[Tensor, " _gate"]]]
+    help: str
+    levels: tuple[str, ...] | None = None
+
+    def check_level(self, level: str) -> None:
+        """Raise an error if the selection does not work on this level."""
+        if self.levels is not None and level not in self.levels:
+            raise GatelensError(
+                f"the selection '{self.name}' does not select {level}: it selects {', '.join(self.levels)}. Use "
+                f"'{TOP}'."
+            )
+
+
+_SELECTIONS: dict[str, Selection] = {}
+
+
+def register(selection: Selection) -> Selection:
+    """Add a selection to the registry and return it. Two selections must not have the same name."""
+    if selection.name in _SELECTIONS:
+        raise ValueError(f"the selection {selection.name} is registered twice")
+    _SELECTIONS[selection.name] = selection
+    return selection
+
+
+def selections() -> dict[str, Selection]:
+    """All registered selections by name."""
+    return dict(_SELECTIONS)
+
+
+def selection_named(name: str) -> Selection:
+    """The selection with this name; an error lists the names that exist."""
+    if name not in _SELECTIONS:
+        raise GatelensError(unknown_name("selection", name, _SELECTIONS))
+    return _SELECTIONS[name]
+
+
+def selected(scores: Scores, ranking: Ranking = "absolute", selection: str = TOP) -> list[Int[Tensor, " _gate"]]:
+    """For each gate set of the scores, its gates in the order in which circuits take them.
+
+    Example:
+        [order] = selected(scores, "per-prompt", "path")
+        first_50 = order[:50]
+    """
+    chosen = selection_named(selection)
+    chosen.check_level(scores.level.name)
+    return chosen.orders(scores, ranking)
+
+
+def grown(graph: Graph, priorities: Shaped[Tensor, "source destination"]) -> Int[Tensor, " edge"]:
+    """All edges in the order in which a circuit grows from the logits.
+
+    The next edge is the one with the highest priority whose destination is already in the circuit. If its source is a
+    new component, the best edge into that component follows, and so on down to a component that is in the circuit or to
+    the embedding. So nearly all of the first k edges are on a path from the embedding to the logits, for every k.
+
+    Returns:
+        (edge,) the positions of all edges in the flattened (source, destination).
+    """
+    growth = _Growth(graph, priorities)
+    growth.reach([graph.logits])
+    while growth.offers:
+        growth.take_next()
+    return torch.tensor(growth.order)
+
+
+class _Growth:
+    """A circuit that grows. Every destination in it has its edges sorted, and offers its best one that is left."""
+
+    def __init__(self, graph: Graph, priorities: Tensor) -> None:
+        self.graph = graph
+        self.reads, self.values = graph.reads.tolist(), priorities.T.tolist()
+        by_priority = priorities.where(graph.edges, -torch.inf).argsort(dim=0, descending=True, stable=True)
+        self.sources = by_priority.T.tolist()  # [destination], the best source first
+        self.offers: list[tuple[float, int, int]] = []  # -priority, destination, place in the destination's order
+        self.reached: set[int] = set()  # destinations
+        self.fed = {0}  # sources with a path from the embedding
+        self.taken: set[tuple[int, int]] = set()
+        self.order: list[int] = []
+
+    def reach(self, destinations: list[int]) -> None:
+        """Add destinations, which then offer their edges."""
+        for destination in destinations:
+            if destination not in self.reached:
+                self.reached.add(destination)
+                self._offer(destination, 0)
+
+    def take_next(self) -> None:
+        """Take the best edge that is offered, and a path from the embedding to its source."""
+        _, destination, place = heapq.heappop(self.offers)
+        self._offer(destination, place + 1)
+        source = self.sources[destination][place]
+        self._take(source, destination)
+        while source not in self.fed:
+            self.fed.add(source)
+            best = max(
+                self.graph.inputs_of(source), key=lambda its_input: self.values[its_input][self._best(its_input)]
+            )
+            source = self._best(best)
+            self._take(source, best)
+
+    def _best(self, destination: int) -> int:
+        return int(self.sources[destination][0])
+
+    def _offer(self, destination: int, place: int) -> None:
+        if place < self.reads[destination]:
+            value = self.values[destination][self.sources[destination][place]]
+            heapq.heappush(self.offers, (-value, destination, place))
+
+    def _take(self, source: int, destination: int) -> None:
+        if (source, destination) not in self.taken:
+            self.taken.add((source, destination))
+            self.order.append(source * self.graph.n_destinations + destination)
+            self.reach(self.graph.inputs_of(source))
+
+
+def _grow(scores: Scores, ranking: Ranking) -> list[Int[Tensor, " _gate"]]:
+    assert isinstance(scores, EdgeScores)
+    [gate_set] = scores.gate_sets()
+    return [grown(scores.graph, gate_set.priorities(ranking))]
+
+
+register(Selection(TOP, lambda scores, ranking: scores.orders(ranking), "the best gates of the ranking"))
+register(Selection("path", _grow, "grow a connected circuit from the logits", ("edges",)))
