@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, contrast, from_spec, task
-from gatelens.tasks._words import NOUNS, VERBS, past, plural, third_person
+from gatelens.tasks._words import VERBS, past, plural, third_person
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.builtin import common_sense, math, syntax
-from gatelens.tasks.builtin.word_pairs import ANTONYMS, CAPITALS
+from gatelens.tasks.builtin.word_pairs import CAPITALS, RELATIONS
 from gatelens.tasks.draw import generator
 
 from .conftest import REAL, like_model, real
@@ -112,7 +112,8 @@ def test_word_forms() -> None:
     assert [plural(n) for n in ("child", "city", "box", "toy", "piano", "leaf", "church")] == (
         ["children", "cities", "boxes", "toys", "pianos", "leaves", "churches"]
     )
-    assert min(len(VERBS), len(NOUNS), len(ANTONYMS), len(CAPITALS)) >= 64
+    assert min(map(len, RELATIONS.values())) >= 64
+    assert (RELATIONS["capitalize"]["hot"], RELATIONS["english-french"]["window"]) == ("Hot", "fenêtre")
     assert {phrase[0] for phrase in syntax.PHRASES} <= set(VERBS)
 
 
@@ -139,6 +140,38 @@ def test_questions_and_negations() -> None:
     assert ("We study the map.", "Do we study the map?", "We do not study the map.") in drawn
 
 
+def test_pronouns_and_tenses() -> None:
+    random = generator("test", 0)
+    pronouns, tenses = ({syntax.KINDS[kind].draw(random) for _ in range(20000)} for kind in ("pronoun", "tense"))
+    assert (
+        "My sister opens the door, and then my sister drinks cold water.",
+        "My sister opens the door, and then she drinks cold water.",
+    ) in pronouns
+    assert (
+        "The boys walk to school, and then the boys eat an apple.",
+        "The boys walk to school, and then they eat an apple.",
+    ) in pronouns
+    assert ("She drives a car. (past)", "She drove a car.") in tenses
+    assert ("We studied the map. (future)", "We will study the map.") in tenses
+    assert ("The boy will carry the bag. (present)", "The boy carries the bag.") in tenses
+    assert all(query != f"{answer} ({query.rpartition('(')[2]}" for query, answer in tenses)
+
+
+@pytest.mark.parametrize("shots", [0, 2])
+@pytest.mark.parametrize("name", ["syntax", "common-sense", "math", "word-pairs"])
+def test_shots_are_worked_examples_with_other_queries(name: str, shots: int, gpt2: Any) -> None:
+    made = make(name, gpt2, n=12, shots=shots)
+    assert from_spec(made.spec(), like_model(gpt2)).fingerprint() == made.fingerprint()
+    label = {"syntax": "", "common-sense": "\nQuestion: ", "math": "Question: ", "word-pairs": " ->"}[name]
+    for example in made.examples:
+        if label:
+            assert f"\n{example.prompt}".count(label) == 1 + shots
+        asked = example.prompt.rpartition(label)[2] if name in ("common-sense", "math") else None
+        assert asked is None or example.prompt.count(asked) == 1
+    with pytest.raises(GatelensError, match="shots is -1: it must be a whole number of at least 0"):
+        make(name, gpt2, n=1, shots=-1)
+
+
 def test_common_sense_has_300_questions_of_five_options() -> None:
     items = common_sense.questions()
     assert len(items) >= 300
@@ -150,7 +183,8 @@ def test_common_sense_marks_the_right_option_at_every_letter(gpt2: Any) -> None:
     right = {item[0]: item[1] for item in common_sense.questions()}
     letters = set()
     for example in make("common-sense", gpt2, n=100).examples:
-        _, question, *options, _ = example.prompt.split("\n")
+        *_, question, a, b, c, d, e, _ = example.prompt.split("\n")
+        options = [a, b, c, d, e]
         chosen = {option[0]: option[3:] for option in options}
         assert chosen[example.response.strip()] == right[question.removeprefix("Question: ")]
         letters.add(example.response)
@@ -160,7 +194,7 @@ def test_common_sense_marks_the_right_option_at_every_letter(gpt2: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers())
 def test_every_step_of_a_worked_solution_is_right(seed: int) -> None:
-    prompt, response = math.draw_problem(generator("test", seed))
+    prompt, response, *_ = math.draw_problem(generator("test", seed))
     steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", response)
     assert steps
     known = set(re.findall(r"\d+", prompt))
@@ -202,7 +236,7 @@ def test_a_contrast_asks_the_same_in_two_ways(gpt2: Any) -> None:
         assert by_instruction.response == by_examples.response == f" {CAPITALS[query.removesuffix(' ->')]}"
         *shots, asked = by_examples.prompt.split("\n")
         assert asked == query
-        assert len(shots) == 5
+        assert len(shots) == 10
         assert not any(shot.startswith(query) for shot in shots)
         assert by_instruction.prompt == f"Name the capital of the country.\n{query}"
 

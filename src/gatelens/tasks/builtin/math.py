@@ -2,15 +2,18 @@
 
 A built-in story has random numbers and steps that compute the answer from them. Where the solution names a step, the
 step is written out ("12 + 5 = 17"), so that the arithmetic is right by construction. With `source`, the problems are
-those of GSM8K (Cobbe et al., arXiv 2110.14168) or SVAMP (Patel et al., arXiv 2103.07191), read from a file or from the
-hub.
+those of GSM8K (Cobbe et al., arXiv 2110.14168), SVAMP (Patel et al., arXiv 2103.07191) or OpenMathInstruct-2 (Toshniwal
+et al., arXiv 2410.01560), read from files or from the hub.
 """
 
 from dataclasses import dataclass
 from operator import add, floordiv, itemgetter, mul, sub
 from random import Random
+from typing import Any
 
+from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
+from gatelens.tasks._prompts import Item, check_shots, prompt
 from gatelens.tasks._readers import from_source, math_problem, word_problem
 from gatelens.tasks._words import MEN, WOMEN
 from gatelens.tasks.base import ResponseTask, response_task
@@ -137,20 +140,41 @@ STORIES = (
 )
 
 
-def build(tokenizer: Tokenizer, n: int, seed: int, *, source: str | None = None) -> ResponseTask:
+def build(
+    tokenizer: Tokenizer,
+    n: int,
+    seed: int,
+    *,
+    shots: int = 0,
+    source: str | None = None,
+    shortest: int | None = None,
+) -> ResponseTask:
     """Word problems with worked solutions.
 
     Arguments:
-        source: a file or hub id of GSM8K or SVAMP. The default is the built-in stories.
+        shots: worked examples before the query.
+        source: a file, folder or hub id of GSM8K, SVAMP or OpenMathInstruct-2. The default is the built-in stories.
+        shortest: draw only from this many of the shortest items of the source.
     """
+    check_shots(shots)
     random = generator("math", seed)
+    options: dict[str, Any] = {"shots": shots} if shots else {}
     if source is None:
-        return response_task(tokenizer, "math", seed, distinct(n, lambda: draw_problem(random), key=itemgetter(0)))
-    return response_task(tokenizer, "math", seed, from_source(random, source, math_problem, n), source=source)
+        if shortest is not None:
+            raise GatelensError("shortest is for a source: the built-in stories have no order.")
+
+        def draw() -> tuple[str, str]:
+            query, *worked = (draw_problem(random) for _ in range(1 + shots))
+            return prompt(query, worked)
+
+        return response_task(tokenizer, "math", seed, distinct(n, draw, key=itemgetter(0)), **options)
+    options |= {"shortest": shortest} if shortest is not None else {}
+    items = from_source(random, source, math_problem, n, shots=shots, shortest=shortest)
+    return response_task(tokenizer, "math", seed, items, source=source, **options)
 
 
-def draw_problem(random: Random) -> tuple[str, str]:
-    """The prompt and the response of a random story, with numbers that make every step a whole number above zero."""
+def draw_problem(random: Random) -> Item:
+    """A random story as an item, with numbers that make every step a whole number above zero."""
     story = random.choice(STORIES)
     person = _person(random)
     while True:
@@ -185,7 +209,7 @@ def _person(random: Random) -> dict[str, str]:
 TASK = Entry(
     build,
     "response",
-    "Word problems: write a worked solution. Built-in stories, GSM8K or SVAMP.",
+    "Word problems: write a worked solution. Built-in stories, GSM8K, SVAMP or OpenMathInstruct-2.",
     (
         "Question: A shelf holds 12 books. How many books do 3 such shelves hold?\nAnswer:",
         " The shelves hold 12 * 3 = 36 books. The answer is 36.",

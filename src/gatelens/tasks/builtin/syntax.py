@@ -1,7 +1,8 @@
 """Syntax: an instruction, one worked example and a query; the response is the right form of the query.
 
-There are five kinds: past tense, plural, subject-verb agreement, question and negation. With `source`, the sentences
-are those of BLiMP (Warstadt et al., arXiv 1912.00582), read from a file or from the hub.
+The kinds are those of three tasks of BIG-Bench (Srivastava et al., arXiv 2206.04615): its linguistic mappings (past
+tense, plural, pronoun replacement, question formation, negation), tense, and subject-verb agreement. With `source`, the
+sentences are those of BIG-Bench or of BLiMP (Warstadt et al., arXiv 1912.00582), read from a file or from the hub.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from operator import itemgetter
 from random import Random
 
 from gatelens.tasks import Entry
-from gatelens.tasks._readers import blimp, from_source
+from gatelens.tasks._prompts import Item, check_shots, prompt
+from gatelens.tasks._readers import from_source, sentences
 from gatelens.tasks._words import NOUNS, VERBS, past, third_person
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import distinct, generator
@@ -45,6 +47,18 @@ PHRASES = tuple(
         "climb the hill",
     )
 )
+PRONOUNS = {
+    "the boy": "he",
+    "the old man": "he",
+    "my brother": "he",
+    "the girl": "she",
+    "the queen": "she",
+    "my sister": "she",
+    "the boys": "they",
+    "the girls": "they",
+    "the teachers": "they",
+    "our neighbors": "they",
+}
 AUXILIARIES = {"can": "cannot", "will": "will not", "should": "should not", "must": "must not"}
 
 
@@ -59,36 +73,35 @@ class Kind:
 
 
 def build(
-    tokenizer: Tokenizer, n: int, seed: int, *, kind: str | None = None, source: str | None = None
+    tokenizer: Tokenizer, n: int, seed: int, *, kind: str | None = None, shots: int = 1, source: str | None = None
 ) -> ResponseTask:
     """The right form of a word or sentence.
 
     Arguments:
-        kind: "past", "plural", "agreement", "question" or "negation". The default is all kinds in turn.
-        source: a file or hub id of BLiMP. The default is the built-in sentences.
+        kind: a name of `KINDS`. The default is all kinds in turn.
+        shots: worked examples before the query; sentences of BLiMP have none.
+        source: a file or hub id of BIG-Bench or BLiMP. The default is the built-in sentences.
     """
+    check_shots(shots)
     random = generator("syntax", seed)
+    options = {"shots": shots} if shots != 1 else {}
     if source is not None:
-        return response_task(tokenizer, "syntax", seed, from_source(random, source, blimp, n), source=source)
+        prompts = from_source(random, source, sentences, n, shots=shots)
+        return response_task(tokenizer, "syntax", seed, prompts, source=source, **options)
     kinds = cycle(KINDS.values() if kind is None else [KINDS[kind]])
-    items = distinct(n, lambda: _ask(random, next(kinds)), key=itemgetter(0))
-    return response_task(tokenizer, "syntax", seed, items, kind=kind)
+    prompts = distinct(n, lambda: prompt(*_ask(random, next(kinds), shots)), key=itemgetter(0))
+    return response_task(tokenizer, "syntax", seed, prompts, kind=kind, **options)
 
 
-def _ask(random: Random, kind: Kind) -> tuple[str, str]:
-    """The prompt and the response. The worked example is never the query itself."""
-    query, response = kind.draw(random)
-    example, worked = kind.draw(random)
-    while example == query:
-        example, worked = kind.draw(random)
-    lines = (
-        kind.instruction,
-        f"{kind.query_label}: {example}",
-        f"{kind.response_label}: {worked}",
-        f"{kind.query_label}: {query}",
-        f"{kind.response_label}:",
-    )
-    return "\n".join(lines), f" {response}"
+def _ask(random: Random, kind: Kind, shots: int) -> tuple[Item, list[Item]]:
+    """A query and worked examples of a kind, all of them different."""
+    drawn: dict[str, Item] = {}
+    while len(drawn) <= shots:
+        query, response = kind.draw(random)
+        lines = f"{kind.query_label}: {query}\n{kind.response_label}:"
+        drawn.setdefault(lines, Item(lines, f" {response}", kind.instruction))
+    asked, *worked = drawn.values()
+    return asked, worked
 
 
 def _subject(random: Random) -> tuple[str, bool]:
@@ -134,19 +147,44 @@ def _negation(random: Random) -> tuple[str, str]:
     return statement, negation
 
 
+def _pronoun(random: Random) -> tuple[str, str]:
+    """A sentence that names its subject twice, and the sentence with a pronoun in the second place."""
+    subject, pronoun = random.choice(list(PRONOUNS.items()))
+    (first, rest), (second, end) = random.sample(PHRASES, 2)
+    if pronoun != "they":
+        first, second = third_person(first), third_person(second)
+    sentence = _capital(f"{subject} {first} {rest}, and then {{}} {second} {end}.")
+    return sentence.format(subject), sentence.format(pronoun)
+
+
+def _tense(random: Random) -> tuple[str, str]:
+    """A sentence in one tense with the name of another tense, and the sentence in this tense."""
+    (subject, singular), (verb, rest) = _subject(random), random.choice(PHRASES)
+    forms = {
+        "present": third_person(verb) if singular else verb,
+        "past": past(verb),
+        "future": f"will {verb}",
+    }
+    given, asked = random.sample(list(forms), 2)
+    said, wanted = (_capital(f"{subject} {forms[tense]} {rest}.") for tense in (given, asked))
+    return f"{said} ({asked})", wanted
+
+
 KINDS = {
     "past": Kind("Give the past tense of the verb.", "Verb", "Past tense", lambda r: r.choice(list(VERBS.items()))),
     "plural": Kind("Give the plural of the noun.", "Noun", "Plural", lambda r: r.choice(list(NOUNS.items()))),
     "agreement": Kind("Make the verb agree with its subject.", "Words", "Sentence", _agreement),
     "question": Kind("Turn the statement into a question.", "Statement", "Question", _question),
     "negation": Kind("Make the statement negative.", "Statement", "Negative", _negation),
+    "pronoun": Kind("Replace the repeated subject by a pronoun.", "Sentence", "With a pronoun", _pronoun),
+    "tense": Kind("Write the sentence in the given tense.", "Sentence", "Changed", _tense),
 }
 
 
 TASK = Entry(
     build,
     "response",
-    "Past tense, plural, agreement, question or negation, after an instruction and one example. Built-in or BLiMP.",
+    "Past tense, plural, agreement and so on, after an instruction and one example. Built-in, BIG-Bench or BLiMP.",
     ("Give the past tense of the verb.\nVerb: sing\nPast tense: sang\nVerb: go\nPast tense:", " went"),
     choices={"kind": tuple(KINDS)},
 )

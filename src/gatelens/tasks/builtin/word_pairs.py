@@ -7,16 +7,18 @@ arXiv 2310.15213), read from a file or from the hub.
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
-from gatelens.tasks._readers import read, take, word_pair
+from gatelens.tasks._prompts import Item, check_shots, prompt, take
+from gatelens.tasks._readers import read, word_pair
 from gatelens.tasks._words import NOUNS, VERBS, pairs
 from gatelens.tasks.base import ResponseTask, response_task
 from gatelens.tasks.draw import generator
 from gatelens.tasks.tokens import Tokenizer
 
-SHOTS = 5
+SHOTS = {"instruction": 0, "examples": 10}  # worked examples, for each way of asking
 WAYS = ("instruction", "examples")
 ANTONYMS = pairs(
     """
@@ -46,9 +48,25 @@ CAPITALS = pairs(
     Paraguay/Asuncion Ecuador/Quito Colombia/Bogota Venezuela/Caracas Australia/Canberra
     """
 )
+FRENCH = pairs(
+    """
+    dog/chien cat/chat house/maison water/eau bread/pain book/livre table/table chair/chaise door/porte window/fenêtre
+    sun/soleil moon/lune star/étoile sea/mer mountain/montagne river/rivière tree/arbre flower/fleur bird/oiseau
+    fish/poisson horse/cheval cow/vache milk/lait cheese/fromage apple/pomme egg/œuf meat/viande salt/sel sugar/sucre
+    wine/vin man/homme woman/femme child/enfant boy/garçon girl/fille father/père mother/mère brother/frère sister/sœur
+    friend/ami king/roi queen/reine day/jour night/nuit week/semaine month/mois year/année hour/heure morning/matin
+    evening/soir red/rouge blue/bleu green/vert white/blanc black/noir big/grand small/petit new/nouveau old/vieux
+    good/bon bad/mauvais hot/chaud cold/froid one/un two/deux three/trois four/quatre five/cinq ten/dix hundred/cent
+    school/école street/rue city/ville church/église garden/jardin kitchen/cuisine bed/lit car/voiture train/train
+    head/tête hand/main eye/œil heart/cœur word/mot letter/lettre music/musique war/guerre peace/paix love/amour
+    """
+)
+CAPITALIZED = {word: word.capitalize() for word in (*NOUNS, *ANTONYMS)}
 RELATIONS = {
     "antonym": ANTONYMS,
+    "capitalize": CAPITALIZED,
     "country-capital": CAPITALS,
+    "english-french": FRENCH,
     "present-past": VERBS,
     "singular-plural": NOUNS,
 }
@@ -70,6 +88,7 @@ def build(
     *,
     relation: str = "antonym",
     ask: str = "instruction",
+    shots: int | None = None,
     source: str | None = None,
     instruction: str | None = None,
 ) -> ResponseTask:
@@ -77,12 +96,13 @@ def build(
 
     Arguments:
         relation: a built-in relation, the name of one of `RELATIONS`.
-        ask: "instruction" asks by a sentence, "examples" asks by five worked examples.
+        ask: "instruction" asks by a sentence, "examples" asks by worked examples.
+        shots: how many worked examples; by default none after a sentence, and ten without one.
         source: a file or hub id of word pairs. The default is the built-in relation.
         instruction: the sentence that asks. The built-in relations and the published files have one.
     """
     if source is None:
-        word_pairs, name = list(RELATIONS[relation].items()), relation
+        word_pairs, name = [Item(*pair) for pair in RELATIONS[relation].items()], relation
     else:
         word_pairs, name = read(source, word_pair), Path(source).stem
     sentence = instruction or INSTRUCTIONS.get(name)
@@ -90,25 +110,26 @@ def build(
         raise GatelensError(
             f"no instruction is known for {name}: pass one, such as instruction='Give the plural of the noun.'"
         )
+    n_shots = SHOTS[ask] if shots is None else shots
+    check_shots(n_shots)
+    said = sentence if ask == "instruction" and sentence is not None else ""
+    items = [Item(f"{pair.query} ->", f" {pair.response}", said) for pair in word_pairs]
     # The queries have a generator of their own, so that both ways of asking have the same queries.
-    queries = take(generator("word-pairs", seed), word_pairs, n, name)
-    shots = generator("word-pairs examples", seed)
-    items = [
-        (_prompt(shots, word_pairs, query, sentence if ask == "instruction" else None), f" {query[1]}")
-        for query in queries
-    ]
-    options = {"relation": relation} if source is None else {"source": source}
-    if instruction is not None:
-        options["instruction"] = instruction
-    return response_task(tokenizer, "word-pairs", seed, items, ask=ask, **options)
+    queries = take(generator("word-pairs", seed), items, n, name)
+    random = generator("word-pairs examples", seed)
+    prompts = [prompt(query, _others(random, items, query, n_shots, name)) for query in queries]
+    options: dict[str, Any] = {"relation": relation} if source is None else {"source": source}
+    options |= {} if instruction is None else {"instruction": instruction}
+    options |= {} if shots is None else {"shots": shots}
+    return response_task(tokenizer, "word-pairs", seed, prompts, ask=ask, **options)
 
 
-def _prompt(random: Random, word_pairs: list[tuple[str, str]], query: tuple[str, str], sentence: str | None) -> str:
-    """The sentence and the query word; without a sentence, five other pairs and the query word."""
-    if sentence is not None:
-        return f"{sentence}\n{query[0]} ->"
-    shots = random.sample([pair for pair in word_pairs if pair[0] != query[0]], SHOTS)
-    return "\n".join([*(f"{word} -> {answer}" for word, answer in shots), f"{query[0]} ->"])
+def _others(random: Random, items: list[Item], query: Item, n: int, name: str) -> list[Item]:
+    """Some pairs with other words than the query."""
+    others = [item for item in items if item.query != query.query]
+    if len(others) < n:
+        raise GatelensError(f"{name} has {len(others)} other pairs for {n} worked examples: ask for fewer shots.")
+    return random.sample(others, n)
 
 
 TASK = Entry(
