@@ -36,7 +36,7 @@ TASKS = (
     "ioi",
     "greater-than",
     "ioi-long",
-)  # the dense model answers 20 % of docstring, so there is no effect to explain
+)  # the dense model does not have docstring
 
 
 @dataclass(frozen=True)

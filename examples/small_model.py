@@ -4,7 +4,8 @@
 
 It is a Llama of 4 layers with 8 heads each and 3.7 million weights. It reads novels, passages that are repeated, and
 prompts of four circuit tasks with their answers. It learns IOI (64 of 64 prompts), IOI Long (98 %) and Greater Than
-(88 %), but not Docstring (20 %). Its prompts have other task seeds than those that circuits are found on. `dose_response.py` makes it sparse to several degrees.
+(88 %), but not Docstring (20 %). Its prompts have other task seeds than those that circuits are found on.
+`dose_response.py` makes it sparse to several degrees.
 
 A step that was made is not made again: a run that was stopped resumes from its last checkpoint.
 """
