@@ -6,7 +6,7 @@ import functools
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
@@ -102,12 +102,18 @@ def shape(n: int, most: int = 4) -> tuple[int, int]:
     return rows, -(-n // rows)
 
 
-def log_axis(axes: Axes, which: str, low: float, high: float, write: Callable[[float], str]) -> None:
-    """Give the axis ``which`` ("x" or "y") a log10 scale from low to high, with a label at each power of ten."""
+def log_axis(
+    axes: Axes, which: str, low: float, high: float, write: Callable[[float], str], times: Sequence[int] = (1,)
+) -> None:
+    """Give the axis ``which`` ("x" or "y") a log10 scale from low to high.
+
+    Labels are at the powers of ten, and at other multiples of them if ``times`` says so.
+    """
     getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"set_{which}lim")(low, high)
     axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(FixedLocator([10.0**power for power in range(-12, 13) if low <= 10.0**power <= high]))
+    labelled = [n * 10.0**power for power in range(-12, 13) for n in times]
+    axis.set_major_locator(FixedLocator([value for value in labelled if low <= value <= high]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
     axis.set_minor_formatter(NullFormatter())
 

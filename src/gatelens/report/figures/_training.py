@@ -129,4 +129,4 @@ def _log_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
     """Give an axis a log scale around these values that spans at least a factor of 20."""
     known = [value for value in values if value > 0] or [100.0]
     low, high = min(known) / 1.3, max(known) * 1.3
-    log_axis(axes, which, min(low, high / 20), high, "{:g}".format)
+    log_axis(axes, which, min(low, high / 20), high, "{:g}".format, times=(1, 2, 5))
