@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from gatelens.gates.level import ScoredGate as ScoredGate
     from gatelens.gates.level import Scores as Scores
     from gatelens.gates.roles import Contrast as Contrast
+    from gatelens.gates.roles import ContrastAccuracy as ContrastAccuracy
     from gatelens.gates.roles import HeadRoles as HeadRoles
     from gatelens.gates.runs import Run as Run
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.contrast import find_contrast as find_contrast
     from gatelens.jobs.export import export_circuit as export_circuit
+    from gatelens.jobs.relations import find_relations as find_relations
     from gatelens.jobs.roles import find_roles as find_roles
     from gatelens.jobs.study.file import Study as Study
     from gatelens.jobs.study.file import read_study as read_study
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
     from gatelens.measures.mediation import PatchingComparison as PatchingComparison
     from gatelens.measures.mediation import compare_runs as compare_runs
     from gatelens.measures.mediation import compare_with_patching as compare_with_patching
+    from gatelens.measures.relations_result import HeldOutRelation as HeldOutRelation
+    from gatelens.measures.relations_result import RelationsResult as RelationsResult
+    from gatelens.measures.relations_result import RelationsSettings as RelationsSettings
+    from gatelens.measures.relations_result import load_relations as load_relations
     from gatelens.measures.roles_result import RolesResult as RolesResult
     from gatelens.measures.roles_result import RolesSettings as RolesSettings
     from gatelens.measures.roles_result import load_roles as load_roles
@@ -116,7 +122,7 @@ _MODULES = {
     "gatelens.gates.edges": ("EdgeScores",),
     "gatelens.gates.attention": ("AttentionScores",),
     "gatelens.gates.circuit": ("Circuit", "Explanation"),
-    "gatelens.gates.roles": ("Contrast", "HeadRoles"),
+    "gatelens.gates.roles": ("Contrast", "ContrastAccuracy", "HeadRoles"),
     # loading
     "gatelens.loading.loader": ("load",),
     "gatelens.loading.convert": ("Converted", "convert_adapter", "convert_checkpoint"),
@@ -138,6 +144,12 @@ _MODULES = {
     "gatelens.measures.ablation": ("AblationCurve", "ablation_curve"),
     "gatelens.measures.roles_result": ("RolesResult", "RolesSettings", "load_roles"),
     "gatelens.measures.contrast_result": ("ContrastResult", "TwoTaskSettings", "load_contrast"),
+    "gatelens.measures.relations_result": (
+        "HeldOutRelation",
+        "RelationsResult",
+        "RelationsSettings",
+        "load_relations",
+    ),
     "gatelens.measures.mediation": ("PatchingComparison", "compare_runs", "compare_with_patching"),
     "gatelens.measures.exchange": ("read_graph", "write_graph"),
     "gatelens.measures.attribution_graph": ("write_attribution_graph",),
@@ -145,6 +157,7 @@ _MODULES = {
     "gatelens.jobs.circuit": ("find_circuit",),
     "gatelens.jobs.roles": ("find_roles",),
     "gatelens.jobs.contrast": ("find_contrast",),
+    "gatelens.jobs.relations": ("find_relations",),
     "gatelens.jobs.export": ("export_circuit",),
     "gatelens.jobs.study.file": ("Study", "read_study"),
     "gatelens.jobs.study.run": ("run_study",),

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -23,7 +25,7 @@ from gatelens import GatelensError, Model
 from gatelens.cli.tables import roles_table
 from gatelens.gates.responses import share_known
 from gatelens.gates.roles import KINDS
-from gatelens.jobs.roles import find_roles
+from gatelens.jobs.roles import find_roles, roles_forwards
 from gatelens.measures.roles_result import RolesRecord, RolesSettings, load_roles
 from gatelens.report.run_figures import draw_run
 from gatelens.runtime.files import write_tensors
@@ -215,6 +217,33 @@ def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_fo
         torch.testing.assert_close(
             load_roles(tmp_path / "run").roles.kind(kind), whole.roles.kind(kind), atol=1e-6, rtol=0
         )
+
+
+def test_the_cost_is_that_of_the_passes_that_are_made(stories: Model) -> None:
+    settings = RolesSettings(seeds=2, updates=3, batch=4, n=8, held_out=4, most=6, every=3)
+    passes = {True: 0, False: 0}  # examples, with and without a backward pass
+
+    def count(_: object, args: tuple[torch.Tensor, ...]) -> None:
+        passes[torch.is_grad_enabled()] += len(args[0])
+
+    handle = stories.hf.get_input_embeddings().register_forward_pre_hook(count)
+    find_roles(stories, "induction", settings)
+    handle.remove()
+    assert passes[True] == 3 * 2 * 3 * 4
+    known = settings.n + settings.held_out  # whether the model knows the responses is not estimated
+    assert 0 <= roles_forwards(settings) - (2 * passes[True] + passes[False] - known) <= 4 * 2 * 2 * settings.held_out
+
+
+def test_the_cost_is_printed_before_the_work_and_not_for_a_finished_run(
+    stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["gate", str(stories_folder), "induction", "--quick", "--updates", "1", "--n", "4", "--held-out", "2"]
+    words += ["--out", str(tmp_path / "run"), "--no-check"]
+    assert run(monkeypatch, *words) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"about 144 forward passes of one example, \d+ s on this machine\n(.|\n)*roles of heads", printed)
+    assert run(monkeypatch, *words) == 0
+    assert "forward passes" not in capsys.readouterr().out
 
 
 def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:

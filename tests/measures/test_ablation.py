@@ -234,6 +234,12 @@ def test_a_contrast_of_version_0_1_still_opens(stories: Model, tmp_path: Path) -
     assert torch.equal(again.contrast.gates, result.contrast.gates)
 
 
+def test_a_task_cannot_be_kept_and_lost_at_once(stories: Model, tmp_path: Path) -> None:
+    with pytest.raises(GatelensError, match="syntax cannot be kept and lost at once: give two tasks that differ"):
+        find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=8), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_too_few_examples_to_hold_out() -> None:
     task = copying_task(1)
     with pytest.raises(GatelensError, match="too few to hold out"):

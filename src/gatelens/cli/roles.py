@@ -1,4 +1,4 @@
-"""The subcommands about the roles of heads: gate, agree and contrast."""
+"""The subcommands about the roles of heads: gate, agree, contrast and relations."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ def gate(
     from rich.console import Console
 
     from gatelens.cli.tables import Bars, roles_table
-    from gatelens.jobs.roles import find_roles
+    from gatelens.jobs.roles import find_roles, roles_cost
     from gatelens.runtime.processes import is_main
+    from gatelens.runtime.run_folder import is_finished
 
     console = Console(quiet=not is_main())
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(task).stem, "gate")
+    options = task_options(option, skip_bad)
+    if not is_finished(folder):
+        console.print(str(roles_cost(loaded, task, settings, options)))
     with Bars(console) as bars:
-        options = task_options(option, skip_bad)
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
     _draw(folder)
@@ -83,24 +86,55 @@ def contrast(
     from rich.console import Console
 
     from gatelens.cli.tables import Bars, contrast_table
-    from gatelens.jobs.contrast import find_contrast
+    from gatelens.jobs.contrast import contrast_cost, find_contrast
     from gatelens.runtime.processes import is_main
+    from gatelens.runtime.run_folder import is_finished
 
     console = Console(quiet=not is_main())
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(keep).stem, Path(lose).stem, "contrast")
+    options = {
+        "keep_options": task_options(keep_option, skip_bad),
+        "lose_options": task_options(lose_option, skip_bad),
+    }
+    if not is_finished(folder):
+        console.print(str(contrast_cost(loaded, keep, lose, settings, **options)))
     with Bars(console) as bars:
-        result = find_contrast(
-            loaded,
-            keep,
-            lose,
-            settings,
-            out=folder,
-            keep_options=task_options(keep_option, skip_bad),
-            lose_options=task_options(lose_option, skip_bad),
-            progress=bars,
-        )
+        result = find_contrast(loaded, keep, lose, settings, out=folder, progress=bars, **options)
     console.print(contrast_table(result))
+    _draw(folder)
+    console.print(f"written to {folder}", soft_wrap=True, markup=False)
+
+
+@command("relations", settings="gatelens.measures.relations_result:RelationsSettings")
+def relations(
+    model: ModelName,
+    settings: Any,
+    source: Annotated[
+        Path | None,
+        typer.Option(help="a folder of word pairs, such as antonym.json; default: the built-in pairs"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; default runs/MODEL-relations")] = None,
+    *,
+    load: Loader,
+) -> None:
+    """Learn gates that keep instructions and lose examples, and the reverse; judge them on relations held out."""
+    from rich.console import Console
+
+    from gatelens.cli.role_tables import relations_table
+    from gatelens.cli.tables import Bars
+    from gatelens.jobs.relations import find_relations, relations_cost
+    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.run_folder import is_finished
+
+    console = Console(quiet=not is_main())
+    loaded = load(model)
+    folder = out or default_folder(loaded.name, "relations")
+    if not is_finished(folder):
+        console.print(str(relations_cost(loaded, settings, source)))
+    with Bars(console) as bars:
+        result = find_relations(loaded, settings, source=source, out=folder, progress=bars)
+    console.print(relations_table(result))
     _draw(folder)
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 

@@ -10,9 +10,12 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses
 from gatelens.jobs._task import Task, task_identity, task_of
+from gatelens.jobs._timing import Cost, seconds_per_example
 from gatelens.measures.contrast_result import ContrastResult, TwoTaskSettings, load_contrast, save_contrast
 from gatelens.methods.contrast import fit_contrast, hold_out
+from gatelens.methods.registry import FORWARD_BACKWARD
 from gatelens.model import Model
+from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Progress
 from gatelens.runtime.processes import Processes
 from gatelens.runtime.run_folder import RunFolder, request
@@ -49,6 +52,11 @@ def find_contrast(
     settings = settings or TwoTaskSettings()
     keep_task = _examples(model, keep, settings, keep_options)
     lose_task = _examples(model, lose, settings, lose_options)
+    if keep_task.fingerprint() == lose_task.fingerprint():
+        raise GatelensError(
+            f"{_name_with_options(keep_task)} cannot be kept and lost at once: give two tasks that differ, for example "
+            "by an option."
+        )
     tasks = [task_identity(task) for task in (keep_task, lose_task)]
     asked = request("contrast", model.identity(), settings, tasks=tasks)
     with RunFolder(out, asked, progress, Processes(model.device)) as run:
@@ -60,6 +68,32 @@ def find_contrast(
         result = ContrastResult(model.name, keep_name, lose_name, settings, contrast, run.seconds)
         save_contrast(result, run)
     return result
+
+
+def contrast_forwards(settings: TwoTaskSettings) -> float:
+    """Forward passes of one example that a contrast takes: a fit for each seed on both tasks, and their evaluation."""
+    fitted = FORWARD_BACKWARD * settings.seeds * settings.updates * settings.batch * settings.accumulate
+    return 2 * (fitted + (settings.seeds + 1) * settings.n * settings.held_out)
+
+
+def contrast_cost(
+    model: Model,
+    keep: str | Path | Task,
+    lose: str | Path | Task,
+    settings: TwoTaskSettings,
+    keep_options: Mapping[str, Any] | None = None,
+    lose_options: Mapping[str, Any] | None = None,
+) -> Cost:
+    """What `find_contrast` will take, before anything is fitted. Cost: 2 forwards of a few examples.
+
+    Arguments:
+        keep, lose, settings, keep_options, lose_options: as for `find_contrast`.
+    """
+    tasks = _examples(model, keep, settings, keep_options), _examples(model, lose, settings, lose_options)
+    context = Context(settings.memory_gb)
+    seconds = sum(seconds_per_example(model, task, context) for task in tasks) / 2
+    forwards = contrast_forwards(settings)
+    return Cost(forwards, forwards * seconds)
 
 
 def _examples(

@@ -10,16 +10,21 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses, share_known
 from gatelens.jobs._task import Task, task_identity, task_of
+from gatelens.jobs._timing import Cost, seconds_per_example
 from gatelens.measures.ablation import ablation_curve
 from gatelens.measures.roles_result import ORDERS, RolesResult, RolesSettings, load_roles, save_roles
 from gatelens.methods.head_gating import fit_head_gates
+from gatelens.methods.registry import FORWARD_BACKWARD
 from gatelens.model import Model
+from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Progress
 from gatelens.runtime.processes import Processes
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import ResponseTask
 from gatelens.tasks.batches import as_responses, split
+
+_FITS = 3  # G, G+ and G-
 
 
 def find_roles(
@@ -71,6 +76,27 @@ def find_roles(
         result = RolesResult(model.name, sparse, examples.name, settings, roles, curves, known, run.seconds)
         save_roles(result, run)
     return result
+
+
+def roles_forwards(settings: RolesSettings) -> float:
+    """Forward passes of one example that head gating takes: three fits for each seed, and the ablation curves."""
+    updates = settings.updates * settings.batch * settings.accumulate
+    fitted = _FITS * FORWARD_BACKWARD * settings.seeds * updates
+    n_points = len({*range(0, settings.most + 1, settings.every), settings.most})
+    return fitted + len(ORDERS) * 2 * n_points * settings.seeds * settings.held_out
+
+
+def roles_cost(
+    model: Model, task: str | Path | Task, settings: RolesSettings, options: Mapping[str, Any] | None = None
+) -> Cost:
+    """What `find_roles` will take, before anything is fitted. Cost: 2 forwards of a few examples.
+
+    Arguments:
+        task, settings, options: as for `find_roles`.
+    """
+    examples = _examples(model, task, settings, options)
+    forwards = roles_forwards(settings)
+    return Cost(forwards, forwards * seconds_per_example(model, examples, Context(settings.memory_gb)))
 
 
 def _examples(

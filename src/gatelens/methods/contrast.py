@@ -39,7 +39,7 @@ from gatelens.tasks.base import CircuitTask, ResponseBatch, ResponseTask
 from gatelens.tasks.batches import as_responses, split
 
 
-class ContrastSettings(FitSettings):
+class ContrastLossSettings(FitSettings):
     """How contrastive gates are fitted. A batch has ``batch`` examples of each of the two tasks.
 
     The defaults but for the sizes are those of the paper; its sizes are the preset ``published``.
@@ -52,7 +52,6 @@ class ContrastSettings(FitSettings):
     penalty: float = Field(0.1, ge=0, description="the published loss: reward for open gates, in nats per logit")
     clamp: float = Field(4.0, gt=0, description="gate logits beyond this are not rewarded further")
     rate: tuple[float, float] = Field((0.1, 0.01), description="learning rates: start and end")
-    held_out: float = Field(0.25, gt=0, lt=1, description="share of the examples that are held out for evaluation")
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "standard": {"seeds": 3, "updates": 40, "batch": 8, "paired": True},
@@ -61,6 +60,12 @@ class ContrastSettings(FitSettings):
     }
 
     _check_rates = field_validator("rate")(check_rates)
+
+
+class ContrastSettings(ContrastLossSettings):
+    """How contrastive gates of two tasks are fitted and evaluated."""
+
+    held_out: float = Field(0.25, gt=0, lt=1, description="share of the examples that are held out for evaluation")
 
 
 def fit_contrast(
@@ -100,7 +105,7 @@ def fit_contrast(
 
 
 def fit_contrast_gates(
-    model: Model, keep: ResponseTask, lose: ResponseTask, settings: ContrastSettings, *, context: Context
+    model: Model, keep: ResponseTask, lose: ResponseTask, settings: ContrastLossSettings, *, context: Context
 ) -> tuple[Float[Tensor, "seed layer head"], Float[Tensor, "update seed"]]:
     """Fit contrastive gates on all examples of both tasks.
 
@@ -164,7 +169,7 @@ def evaluate_contrast(
 def _objective(
     model: Model,
     tasks: tuple[ResponseTask, ResponseTask],
-    settings: ContrastSettings,
+    settings: ContrastLossSettings,
     orders: Sequence[int],
     context: Context,
 ) -> Objective:

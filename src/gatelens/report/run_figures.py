@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from gatelens.gates.roles import KINDS
 from gatelens.measures.contrast_result import load_contrast
+from gatelens.measures.relations_result import load_relations
 from gatelens.measures.roles_result import load_roles
 from gatelens.report._reading import sparsify_run
-from gatelens.report.figures import ablation_figure, head_maps, save_figure, training_figure
+from gatelens.report.figures import ablation_figure, head_maps, relations_figure, save_figure, training_figure
 from gatelens.runtime.files import read_json
 from gatelens.runtime.run_folder import ASKED
 
@@ -48,6 +51,18 @@ def _contrast_figures(folder: Path) -> dict[str, Figure]:
     return {"gates": head_maps({"gates": result.contrast.gates.mean(0)}, title, "mean gate")}
 
 
+def _relations_figures(folder: Path) -> dict[str, Figure]:
+    result = load_relations(folder)
+    gates: dict[str, list[Tensor]] = {}
+    for fit in result.fits:
+        gates.setdefault(f"keep {fit.keep}", []).append(fit.contrast.gates)
+    maps = {name: torch.cat(fits).mean(0) for name, fits in gates.items()}
+    return {
+        "accuracy": relations_figure(result),
+        "gates": head_maps(maps, f"contrastive gates of relations in {result.model}", "mean gate"),
+    }
+
+
 def _sparsify_figures(folder: Path) -> dict[str, Figure]:
     run = sparsify_run(folder)
     return {"training": training_figure(run.log, run.judged, run.target, run.name)}
@@ -56,5 +71,6 @@ def _sparsify_figures(folder: Path) -> dict[str, Figure]:
 _FIGURES: dict[str, Callable[[Path], dict[str, Figure]]] = {
     "gate": _gate_figures,
     "contrast": _contrast_figures,
+    "relations": _relations_figures,
     "sparsify": _sparsify_figures,
 }

@@ -42,6 +42,11 @@ def request(kind: str, model: Mapping[str, Any], settings: Settings, **tasks: An
     return plain
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds the result of a run."""
+    return (folder / RESULT).exists()
+
+
 class RunFolder:
     """Claims a folder for one request, holds its lock, holds its pieces and clock, and finishes it.
 
@@ -126,7 +131,7 @@ class RunFolder:
             refuse_other_files(path, "a run of gatelens")
 
     def _is_finished(self, path: Path) -> bool:
-        return (path / RESULT).exists()
+        return is_finished(path)
 
     def _write_request(self, path: Path) -> None:
         if not (path / ASKED).exists():

@@ -13,9 +13,10 @@ from toys import random_task
 
 from gatelens import CircuitSettings, Model
 from gatelens.jobs.circuit import score
+from gatelens.jobs.roles import roles_forwards
 from gatelens.jobs.study.cost import estimates, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
-from gatelens.jobs.study.jobs import circuit_forwards, roles_forwards
+from gatelens.jobs.study.jobs import circuit_forwards
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.jobs.study.run import run_study
 from gatelens.measures.effect import explained_effect

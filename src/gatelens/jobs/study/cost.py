@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from gatelens.jobs._timing import duration
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study._work import OneModel, reason_of
@@ -84,13 +85,13 @@ def estimates_table(study: Study, costs: list[Estimate]) -> Table:
     forwards, seconds = sum(cost.forwards for cost in left), sum(cost.seconds or 0 for cost in left)
     peak = max((cost.memory_gb or 0 for cost in left), default=0)
     table = Table("cell", "forwards", "time", "memory", "", title=escape(study.title), show_footer=True)
-    footers = ("to do", f"{forwards:,.0f}", _duration(seconds), f"{peak:.1f} GB", "")
+    footers = ("to do", f"{forwards:,.0f}", duration(seconds), f"{peak:.1f} GB", "")
     for column, footer in zip(table.columns, footers, strict=True):
         column.footer = footer
     for cost in costs:
         memory = "-" if cost.memory_gb is None else f"{cost.memory_gb:.1f} GB"
         table.add_row(
-            escape(cost.cell.name), f"{cost.forwards:,.0f}", _duration(cost.seconds), memory, escape(cost.note)
+            escape(cost.cell.name), f"{cost.forwards:,.0f}", duration(cost.seconds), memory, escape(cost.note)
         )
     return table
 
@@ -178,11 +179,3 @@ def _speed() -> float:
     start = time.perf_counter()
     (matrix @ matrix).sum().item()
     return 2 * size**3 / (time.perf_counter() - start)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -15,21 +15,18 @@ from torch import Tensor
 from gatelens.gates import LEVELS
 from gatelens.jobs._task import Task
 from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, find_circuit, memory_estimate
-from gatelens.jobs.roles import find_roles
+from gatelens.jobs.roles import find_roles, roles_forwards
 from gatelens.measures.areas import AreaColumns, area_columns, mib_counts
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
 from gatelens.measures.counts import CountColumns
 from gatelens.measures.describe import describe_cost
 from gatelens.measures.effect import most_refined_points
-from gatelens.measures.roles_result import ORDERS, RolesSettings
-from gatelens.methods.registry import FORWARD_BACKWARD
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Progress
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import as_responses
-
-_FITS = 3  # head gating fits three gates for each seed
 
 
 @dataclass(frozen=True)
@@ -167,14 +164,6 @@ def _run_roles(
     shown = f"{facilitating} in all {seeds} seeds" if seeds > 1 else f"{facilitating} in 1 seed"
     columns = CountColumns(count=facilitating, prompts=settings.n, seeds=seeds)
     return Finding(columns, f"{shown} ({settings.n} examples)", n_heads, result.seconds)
-
-
-def roles_forwards(settings: RolesSettings) -> float:
-    """Forward passes of one prompt that head gating takes: three fits for each seed, and the ablation curves."""
-    updates = settings.updates * settings.batch * settings.accumulate
-    fitted = _FITS * FORWARD_BACKWARD * settings.seeds * updates
-    n_points = len({*range(0, settings.most + 1, settings.every), settings.most})
-    return fitted + len(ORDERS) * 2 * n_points * settings.seeds * settings.held_out
 
 
 def _roles_memory(model: Model, settings: RolesSettings) -> tuple[float, float]:
