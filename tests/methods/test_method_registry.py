@@ -55,7 +55,7 @@ def test_a_registered_method_is_used_by_its_name(by_number: Method) -> None:
     assert [gate.name for gate in scores.top(2)] == ["L2H3", "L2H2"]
     assert scores.top(1)[0].score == 11 * 7
     result = find_circuit(model, task, settings)
-    assert result.curve.asked == [0, 4, 8, 12]
+    assert {0, 4, 8, 12} <= set(result.curve.asked)  # and points around the count
     assert result.validity.correlation is None  # an exact method is not checked
 
 

@@ -117,7 +117,9 @@ def sparsify_run(folder: Path, steps: int = 4) -> Path:
     header = "step,loss,kl,cross_entropy,above_dense,expected_open,open,multiplier,tokens_per_second"
     rows = [f"{i + 1},0.1,0.1,3.0,0.05,{0.5 / (i + 1)},{0.4 / (i + 1)},8,100" for i in range(steps)]
     (folder / "log.csv").write_text("\n".join([header, *rows, "9,0.1"]))
-    (folder / "judged.csv").write_text("step,book dense loss,book above dense,book kl,book open\n4,3.0,0.01,0.1,0.2\n")
+    (folder / "judged.csv").write_text(
+        "step,book dense loss,book above dense,book kl,book open,book keys per query\n4,3.0,0.01,0.1,0.2,2.5\n"
+    )
     return folder
 
 

@@ -24,6 +24,7 @@ from gatelens.report._plans import (
 from gatelens.report._runs import Runs
 from gatelens.report._summary import Group
 from gatelens.report.figures import save_figure
+from gatelens.report.figures._training import has_keys
 from gatelens.runtime.files import write_csv
 
 
@@ -91,5 +92,5 @@ def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
         yield open_edges_plan(label, run)
     for sparsified in runs.sparsified:
         yield training_plan(sparsified)
-    if judged := {run.name: run.judged for run in runs.sparsified if run.judged}:
+    if judged := {run.name: run.judged for run in runs.sparsified if has_keys(run.judged)}:
         yield frontier_plan(judged)

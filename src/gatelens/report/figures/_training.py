@@ -70,6 +70,7 @@ def frontier_figure(runs: Mapping[str, Records], title: str = "") -> Figure:
     Arguments:
         runs: the records of ``judged.csv`` of one or several runs, by the name of the run.
     """
+    runs = {run: _with_keys(records) for run, records in runs.items()}
     texts = list(dict.fromkeys(name for records in runs.values() for name in judged_texts(records)))
     if not texts:
         raise GatelensError("there is no frontier to draw: no run has evaluated held-out text yet.")
@@ -105,6 +106,16 @@ def judged_texts(judged: Records) -> list[str]:
     """The names of the texts that were judged, in the order of their columns."""
     columns = dict.fromkeys(key for record in judged for key in record if key.endswith(" open"))
     return [column.removesuffix(" open") for column in columns]
+
+
+def has_keys(judged: Records) -> bool:
+    """Whether a frontier can be drawn: version 0.1 did not measure open keys per query."""
+    return bool(_with_keys(judged))
+
+
+def _with_keys(judged: Records) -> Records:
+    """The records that have open keys per query."""
+    return [record for record in judged if any(column.endswith(" keys per query") for column in record)]
 
 
 def _judged_on(text: str, judged: Records) -> Records:
