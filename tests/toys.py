@@ -40,7 +40,7 @@ def random_task(n: int = 3, lengths: tuple[int, ...] = (9,), seed: int = 0) -> C
 
 def off(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, in units of the largest expected number."""
-    return float((actual - expected).abs().max() / expected.abs().max())
+    return float((actual - expected).detach().abs().max() / expected.detach().abs().max())
 
 
 # A linear model

@@ -14,7 +14,11 @@ from gatelens.gates import LEVELS
 from gatelens.methods.registry import methods
 from gatelens.model.graph import Graph
 
-FEW: dict[str, dict[str, object]] = {"eap-ig-activations": {"steps": 2}}  # settings that make a method fast
+FEW: dict[str, dict[str, object]] = {  # settings that make a method fast
+    "eap-ig-activations": {"steps": 2},
+    "edge-pruning": {"updates": 3, "warm_start": 1},
+    "ugs": {"updates": 3, "warm_start": 1},
+}
 CASES = [(name, next(level for level in LEVELS if method.works_on(level))) for name, method in methods().items()]
 
 

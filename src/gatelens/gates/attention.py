@@ -14,7 +14,13 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gatelens.gates.attention_runs import AttentionRun, attention_numbers, capture_attention, run_attention
+from gatelens.gates.attention_runs import (
+    AttentionRun,
+    attention_numbers,
+    capture_attention,
+    learned_attention_numbers,
+    run_attention,
+)
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Scores, Source
@@ -123,7 +129,7 @@ class Attention(Level[AttentionScores]):
     name, noun = "attention", "attention edges"
     sources = ("corrupt", "zero")
     shared = False
-    cost = Cost(captures=2, patch=1.0, circuit=1.0)
+    cost = Cost(captures=2, patch=1.0, circuit=1.0, learned=3.0)
     log_axis, head_map = True, "sum of the scores of its attention edges"
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
@@ -182,6 +188,9 @@ class Attention(Level[AttentionScores]):
 
     def row_numbers(self, model: Model, length: int) -> int:
         return attention_numbers(model, length)
+
+    def learned_numbers(self, model: Model, length: int) -> int:
+        return learned_attention_numbers(model, length)
 
     def closed_numbers(self, model: Model, length: int) -> int:
         return 3 * attention_numbers(model, length)

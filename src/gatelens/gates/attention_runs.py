@@ -9,7 +9,6 @@ visible. In a sparse model a closed edge does not exist: its p is 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from gatelens.errors import GatelensError
+from gatelens.gates.alone import Done, run_attention_until
 from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, repeat, skip_to
+from gatelens.gates.runs import forward, gradient_numbers, repeat
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.sparse.in_model import edge_gates, is_sparse, offset_modules
+from gatelens.sparse.in_model import edge_gates, is_sparse
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -103,7 +103,6 @@ def attention_of_query(model: Model, tokens: Tensor, query: int = -1) -> tuple[T
     return torch.stack(weights, 1), torch.stack(edges, 1)
 
 
-@torch.no_grad()
 def run_attention(
     model: Model,
     tokens: Int[Tensor, "prompt position"],
@@ -116,7 +115,7 @@ def run_attention(
 
     Arguments:
         gates: (row, prompt, layer, head, query, key), where the prompt axis may have size 1. A gate of 1 gives the
-            contribution of this run, a gate of 0 that of the source.
+            contribution of this run, a gate of 0 that of the source. Gates may require gradients.
         source: the run that closed gates read; with None, a closed gate contributes nothing.
         context: its memory budget decides how many rows run together.
     """
@@ -129,8 +128,11 @@ def run_attention(
             f"{len(tokens)}, {', '.join(map(str, shape))}), that is (row, prompt, layer, head, query, key), and not "
             f"{tuple(gates.shape)}."
         )
-    at_once = (context or Context()).fits(len(tokens) * attention_numbers(model, length))
-    return torch.cat([_run_rows(model, tokens, part, source) for part in gates.split(at_once)])
+    grad = gates.requires_grad and torch.is_grad_enabled()
+    numbers = learned_attention_numbers(model, length) if grad else attention_numbers(model, length)
+    at_once = (context or Context()).fits(len(tokens) * numbers)
+    with torch.set_grad_enabled(grad):
+        return torch.cat([_run_rows(model, tokens, part, source) for part in gates.split(at_once)])
 
 
 def attention_numbers(model: Model, length: int) -> int:
@@ -139,38 +141,29 @@ def attention_numbers(model: Model, length: int) -> int:
     return gates + 24 * length * model.anatomy.width + 2 * int(model.hf.config.vocab_size)
 
 
-class _Done(Exception):
-    """Ends a forward pass whose remaining part is not needed."""
+def learned_attention_numbers(model: Model, length: int) -> int:
+    """How many numbers a run whose gates require gradients holds for one row and one prompt."""
+    return attention_numbers(model, length) + 2 * gradient_numbers(model, length)
 
 
 @torch.no_grad()
 def weights_from(
     model: Model, tokens: Int[Tensor, "prompt position"], layer: int, projected: Sequence[Tensor], rows: int
 ) -> Float[Tensor, "_ head query key"]:
-    """The attention weights of one layer, computed from these projections. Nothing else of the model is run.
-
-    Arguments:
-        projected: what the modules return that compute gate offsets (of a sparse model) and the layer's queries, keys
-            and values, in the order of their calls; (row * prompt, position, ...).
-        rows: how many rows there are.
+    """The attention weights of one layer, computed from these projections (see `run_attention_until`).
 
     Returns:
         (row * prompt, head, query, key), 0 where an edge is hidden or closed.
     """
-    block, outputs = model.anatomy.blocks[layer], list(projected)
     weights: list[Tensor] = []
 
     def keep(p: Tensor, _: Tensor, __: Tensor) -> Tensor:
         weights.append(p)
-        raise _Done
+        raise Done
 
-    with Hooks() as hooks, suppress(_Done):
+    with Hooks() as hooks:
         _intercept(model, hooks, [keep] * model.n_layers)
-        stream = torch.zeros(*tokens.shape, model.anatomy.width, device=block.device, dtype=model.dtype)
-        skip_to(model, layer, stream, hooks, rows)
-        for module in (*(offset_modules(block.attention) or ()), *block.qkv):
-            hooks.instead(module, lambda *_: outputs.pop(0))
-        forward(model, tokens, None, hooks, "last", rows)
+        run_attention_until(model, tokens, layer, projected, rows, hooks)
     return weights[0]
 
 

@@ -153,6 +153,9 @@ def edge_numbers(model: Model, length: int) -> int:
 class EdgeRun:
     """A batch of rows of gates that runs through the model together.
 
+    Arguments:
+        keep_inputs: mix the inputs of all destinations, also where all gates are open, and keep them.
+
     Attributes:
         reference: what closed edges read, for the prompts and positions of the forward pass.
         known: bool (prompt, position), where the reference has a value; elsewhere all edges are open. None: everywhere.
@@ -161,12 +164,20 @@ class EdgeRun:
     known: Tensor | None = None
 
     def __init__(
-        self, model: Model, graph: Graph, gates: Tensor, reference: Components, start: Components | None
+        self,
+        model: Model,
+        graph: Graph,
+        gates: Tensor,
+        reference: Components,
+        start: Components | None,
+        *,
+        keep_inputs: bool = False,
     ) -> None:
         self.model, self.graph, self.reference, self.start = model, graph, reference, start
         self.gates = gates.to(reference.sources)
         self.rows = len(gates)
-        closed = ((self.gates != 1) & graph.edges.to(self.gates.device)).any(0).any(0)  # (destination,)
+        self.keep_inputs = keep_inputs
+        closed = ((self.gates != 1) & graph.edges.to(self.gates.device)).any(0).any(0) | keep_inputs  # (destination,)
         self.closed_attention = [bool(closed[graph.attention_inputs(n)].any()) for n in range(graph.n_layers)]
         self.closed_mlp = [bool(closed[graph.mlp_input(n)]) for n in range(graph.n_layers)]
         self.closed_logits = bool(closed[graph.logits])
@@ -197,7 +208,9 @@ class EdgeRun:
         # The difference of each source from the reference: (source, ...) if all rows share it, else (row, source, ...).
         self.shared = new(0, *shape)
         self.own = new(self.rows, self.graph.n_sources - self.n_shared, *shape)
-        self.mixed = new(self.graph.attention_inputs(0).stop, *shape)  # one row's inputs of a layer
+        # One row's inputs of a layer or, if they are kept, of all layers: (row, destination, ...).
+        n_inputs = (self.rows, self.graph.n_destinations) if self.keep_inputs else (1, self.graph.mlp_input(0))
+        self.inputs = new(*n_inputs, *shape)
 
     def hook(self, hooks: Hooks) -> None:
         """Register the hooks that collect what sources write and replace what destinations read."""
@@ -239,10 +252,12 @@ class EdgeRun:
     def _mix(self, row: int, destinations: slice, stream: Tensor) -> Tensor:
         """One row's inputs of destinations that read the same sources: (destination, prompt, position, width).
 
-        Rows are mixed one at a time in the same memory: all rows at once would not fit into the processor's cache.
+        Rows are mixed one at a time, in the same memory unless inputs are kept: all rows at once would not fit into the
+        processor's cache.
         """
         n = int(self.graph.reads[destinations.start])
-        mixed = self.mixed[: destinations.stop - destinations.start]
+        n_mixed = destinations.stop - destinations.start
+        mixed = self.inputs[row, destinations] if self.keep_inputs else self.inputs[0, :n_mixed]
         gates = self.gates[row, :n, destinations].T  # (destination, source)
         own = self.own[row, : n - self.n_shared].flatten(1)
         torch.addmm(stream.reshape(1, -1), gates[:, self.n_shared :], own, out=mixed.flatten(1))
@@ -266,23 +281,41 @@ class EdgeRun:
         The gates of a sparse model may have offsets: those of queries are computed from the heads' q inputs, and those
         of keys from the k inputs.
         """
-        anatomy = self.model.anatomy
         place, reference = self.graph.attention_inputs(layer), self.reference.attention_inputs[layer]
-        projections = anatomy.projections(block)
-        rows: list[list[Tensor]] = [[], [], []]  # q, k, v: (prompt, position, head, dim) of each row
-        offset_weights = [widen(module.weight) for module in offset_modules(block.attention) or ()]  # (head, width)
-        offsets: list[list[Tensor]] = [[] for _ in offset_weights]  # (prompt, position, head) of each row
+        rows: list[list[Tensor]] = []
         for row in range(self.rows):
             mixed = self._mix(row, place, reference).to(stream.device, stream.dtype)
-            normed = block.before_attention(self._where_known(mixed, stream))
-            parts = normed.split([len(projection.weight) for projection in projections])
-            for into, projection, x in zip(rows, projections, parts, strict=True):
-                out = torch.bmm(x.flatten(1, 2), projection.weight.transpose(1, 2))
-                if projection.bias is not None:
-                    out += projection.bias[:, None]
-                into.append(out.transpose(0, 1).unflatten(0, x.shape[1:3]))
-            for into, weight, x in zip(offsets, offset_weights, parts[:2], strict=False):
-                by_group = weight.unflatten(0, (len(x), -1))  # the heads that read the same input
-                into.append(torch.einsum("npsw,ngw->psng", x.to(weight), by_group).flatten(-2))
-        q, k, v = (torch.cat(part) for part in rows)
-        projected[:] = [torch.cat(part) for part in offsets] + anatomy.fuse(q, k, v)
+            rows.append(project_inputs(self.model, block, self._where_known(mixed, stream)))
+        projected[:] = join_projections(self.model, rows)
+
+
+def project_inputs(
+    model: Model, block: TransformerBlock, inputs: Float[Tensor, "_input prompt position width"]
+) -> list[Tensor]:
+    """What the heads of a layer compute from inputs of their own, before the norm.
+
+    Arguments:
+        inputs: the q inputs of all heads, then the k inputs of all key-value heads, then their v inputs.
+
+    Returns:
+        The offsets of queries and of keys (prompt, position, head) if the model is sparse and its gates have them; then
+        q, k and v (prompt, position, head, dim).
+    """
+    projections = model.anatomy.projections(block)
+    parts = block.before_attention(inputs).split([len(projection.weight) for projection in projections])
+    outputs: list[Tensor] = []
+    for module, x in zip(offset_modules(block.attention) or (), parts[:2], strict=False):
+        weight = widen(module.weight).unflatten(0, (len(x), -1))  # (input, head that reads it, width)
+        outputs.append(torch.einsum("npsw,ngw->psng", x.to(weight), weight).flatten(-2))
+    for projection, x in zip(projections, parts, strict=True):
+        output = torch.bmm(x.flatten(1, 2), projection.weight.transpose(1, 2))
+        if projection.bias is not None:
+            output += projection.bias[:, None]
+        outputs.append(output.transpose(0, 1).unflatten(0, x.shape[1:3]))
+    return outputs
+
+
+def join_projections(model: Model, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Join what `project_inputs` returned for each row into the outputs of the layer's modules, in call order."""
+    *offsets, q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return [*offsets, *model.anatomy.fuse(q, k, v)]

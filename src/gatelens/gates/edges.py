@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from gatelens.gates.edge_backward import learned_edge_numbers, run_learned_edges
 from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
 from gatelens.gates.gradients import Metric
@@ -73,7 +74,7 @@ class Edges(SharedLevel[EdgeScores]):
 
     name, noun = "edges", "edges"
     sources = ("corrupt", "mean", "zero")
-    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, softmax=1.6)
+    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0, softmax=1.6)
     log_axis, head_map = True, ""
 
     def shape(self, model: Model, length: int) -> tuple[int, ...]:
@@ -148,6 +149,8 @@ class Edges(SharedLevel[EdgeScores]):
         start: Components | None = None,
         context: Context,
     ) -> Float[Tensor, "row prompt vocab"]:
+        if gates.requires_grad and torch.is_grad_enabled():
+            return run_learned_edges(model, tokens, gates, closed, context=context)
         return run_edges(model, tokens, gates, closed, start=start, context=context)
 
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> EdgeAttribution:
@@ -165,6 +168,9 @@ class Edges(SharedLevel[EdgeScores]):
 
     def row_numbers(self, model: Model, length: int) -> int:
         return edge_numbers(model, length)
+
+    def learned_numbers(self, model: Model, length: int) -> int:
+        return learned_edge_numbers(model, length)
 
     def closed_numbers(self, model: Model, length: int) -> int:
         return length * model.anatomy.width * Graph.of(model.anatomy).n_sources

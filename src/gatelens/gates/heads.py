@@ -119,7 +119,7 @@ class Heads(SharedLevel[HeadScores]):
         start: Run | None = None,
         context: Context,
     ) -> Float[Tensor, "row prompt vocab"]:
-        return run_heads(model, tokens, gates.float(), closed, start=start, context=context)
+        return run_heads(model, tokens, widen(gates), closed, start=start, context=context)
 
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> HeadAttribution:
         return HeadAttribution(model, batch, metric)
@@ -136,6 +136,9 @@ class Heads(SharedLevel[HeadScores]):
 
     def row_numbers(self, model: Model, length: int) -> int:
         return length * numbers_per_token(model)
+
+    def learned_numbers(self, model: Model, length: int) -> int:
+        return gradient_numbers(model, length)
 
     def closed_numbers(self, model: Model, length: int) -> int:
         return 3 * self.row_numbers(model, length)

@@ -89,6 +89,7 @@ class Cost:
     patch: float  # closing one gate alone
     circuit: float  # evaluating one circuit
     paths: int = 1  # paths of activations in each layer: groups of sources (`Attribution.groups`) that have gates
+    learned: float = 2.0  # a run with gates that require gradients
     softmax: float = 0.0  # attention weights without each source, for each layer (`Attribution.softmax_products`)
 
 
@@ -336,6 +337,10 @@ class Level(ABC, Generic[S]):
     @abstractmethod
     def row_numbers(self, model: Model, length: int) -> int:
         """How many numbers a run holds for one row of gates and one prompt."""
+
+    def learned_numbers(self, model: Model, length: int) -> int:
+        """How many numbers `run` holds for one row and one prompt if gates require gradients."""
+        raise GatelensError(f"gates on {self.noun} cannot be learned: their runs do not pass gradients to gates.")
 
     @abstractmethod
     def closed_numbers(self, model: Model, length: int) -> int:

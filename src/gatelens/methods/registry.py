@@ -17,6 +17,7 @@ from pydantic import Field
 
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
+from gatelens.gates.learning import LearningSettings
 from gatelens.gates.level import Level, Scores
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -98,6 +99,13 @@ class Method:
         if not self.works_on(level):
             names = ", ".join(self.levels or ())
             raise GatelensError(f"the method {self.name} does not score {level}: it scores {names}.")
+
+
+def learning_price(level: Level[Any], settings: LearningSettings) -> Price:
+    """The price of a method that learns gates: the warm start, and gated runs with gradients."""
+    start = level.cost.captures + FORWARD_BACKWARD * settings.warm_start if settings.warm_start else 0.0
+    learned = settings.updates * settings.draws * level.cost.learned
+    return Price(each=start, in_all=learned * settings.batch) if level.shared else Price(each=start + learned)
 
 
 _METHODS: dict[str, Method] = {}

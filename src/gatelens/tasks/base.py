@@ -29,6 +29,11 @@ class Bucket:
     def __len__(self) -> int:
         return len(self.which)
 
+    def parts(self, size: int) -> "list[Bucket]":
+        """The prompts in order, in parts of at most this size."""
+        tensors = (self.clean, self.corrupt, self.which)
+        return [Bucket(*part) for part in zip(*(tensor.split(size) for tensor in tensors), strict=True)]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitTask(Shown):

@@ -25,10 +25,7 @@ def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context
         )
     parts: list[Bucket] = []
     for bucket in task.buckets:
-        size = context.fits(numbers_per_prompt(bucket.clean.shape[1]))
-        for start in range(0, len(bucket), size):
-            part = slice(start, start + size)
-            parts.append(Bucket(bucket.clean[part], bucket.corrupt[part], bucket.which[part]))
+        parts += bucket.parts(min(len(bucket), context.fits(numbers_per_prompt(bucket.clean.shape[1]))))
     return parts
 
 
