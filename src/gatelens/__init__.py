@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from gatelens.measures.relations_result import RelationsResult as RelationsResult
     from gatelens.measures.relations_result import RelationsSettings as RelationsSettings
     from gatelens.measures.relations_result import load_relations as load_relations
+    from gatelens.measures.role_summary import RoleSummary as RoleSummary
+    from gatelens.measures.role_summary import summarise_runs as summarise_runs
     from gatelens.measures.roles_result import RolesResult as RolesResult
     from gatelens.measures.roles_result import RolesSettings as RolesSettings
     from gatelens.measures.roles_result import load_roles as load_roles
@@ -151,6 +153,7 @@ _MODULES = {
         "load_relations",
     ),
     "gatelens.measures.mediation": ("PatchingComparison", "compare_runs", "compare_with_patching"),
+    "gatelens.measures.role_summary": ("RoleSummary", "summarise_runs"),
     "gatelens.measures.exchange": ("read_graph", "write_graph"),
     "gatelens.measures.attribution_graph": ("write_attribution_graph",),
     # jobs

@@ -23,6 +23,7 @@ from gatelens.measures.contrast_result import TwoTaskSettings, load_contrast
 from gatelens.measures.mediation import compare_runs, compare_with_patching
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.methods.contrast import ContrastSettings, fit_contrast
+from gatelens.model.components import Head
 from gatelens.runtime.files import read_json, write_json
 from gatelens.tasks.base import Example, ResponseTask
 from gatelens.tasks.batches import split
@@ -286,7 +287,7 @@ def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRol
 
 
 def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
-    with pytest.raises(GatelensError, match="marks 1 of 8 heads"):
+    with pytest.raises(GatelensError, match="1 of 8 heads are marked"):
         compare_with_patching(
             roles, HeadScores(torch.eye(2, 4)[:1].repeat(2, 1) * torch.tensor([[1], [0]]), "patching")
         )
@@ -300,9 +301,30 @@ def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
     circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
     (scores,) = circuit.scores
     assert isinstance(scores, HeadScores)
-    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == compare_with_patching(result.roles, scores, k=3)
-    find_circuit(stories, "induction", CircuitSettings(method="eap", n=4, points=3, sample=0), out=tmp_path / "e")
-    with pytest.raises(GatelensError, match="does not hold patched heads"):
-        compare_runs(tmp_path / "g", tmp_path / "e")
+    direct = compare_with_patching(result.roles, replace(scores, method="patching"), k=3)  # as the file names it
+    assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == direct
+    for level in ("edges", "attention"):
+        settings = CircuitSettings(level=level, method="eap", n=4, points=3, sample=0, describe=0, seeds=2)
+        circuit = find_circuit(stories, "induction", settings, out=tmp_path / level)
+        comparison = compare_runs(tmp_path / "g", tmp_path / level, k=3, over="max")
+        assert (comparison.level, comparison.n_heads) == (level, stories.n_layers * stories.n_heads)
+        weights = torch.stack([scores.head_weights() for scores in circuit.scores]).mean(0)  # type: ignore[misc]
+        best = weights.flatten().argsort(descending=True)[:3].tolist()
+        assert comparison.marked == tuple(Head(*divmod(place, stories.n_heads)) for place in best)
+        best_of_fits = result.roles.facilitation.amax(0).flatten()[best]
+        assert comparison.facilitation == pytest.approx(best_of_fits.mean().item())
     with pytest.raises(GatelensError, match="c does not hold head roles: `gatelens gate"):
         compare_runs(tmp_path / "c", tmp_path / "g")
+    with pytest.raises(GatelensError, match="g does not hold a circuit: `gatelens circuit"):
+        compare_runs(tmp_path / "g", tmp_path / "g")
+
+
+def test_heads_far_above_the_mean_are_marked(roles: HeadRoles) -> None:
+    scores = torch.tensor([[5.0, 0.1, 0.0, -0.1], [4.9, 0.2, -0.2, 0.1]])
+    mean, deviation = scores.mean(), scores.std()
+    assert mean + deviation < 4.9 < mean + 2 * deviation
+    comparison = compare_with_patching(roles, HeadScores(scores, "patching"), above=1)
+    assert comparison.marked == (Head(0, 0), Head(1, 0))
+    assert "1 standard deviations above the mean" in comparison.rule
+    with pytest.raises(GatelensError, match="0 of 8 heads are marked"):
+        compare_with_patching(roles, HeadScores(scores, "patching"), above=2)

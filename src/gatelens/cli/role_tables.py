@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gatelens.measures.relations_result import RelationsResult
+from gatelens.measures.role_summary import BINS, Correlation, RoleSummary, Share
 
 
 def relations_table(result: RelationsResult) -> Table:
@@ -23,3 +24,76 @@ def relations_table(result: RelationsResult) -> Table:
             f"{accuracy.lose_open:.0%} -> {accuracy.lose.mean():.0%}",
         )
     return table
+
+
+def role_summary_tables(summary: RoleSummary) -> list[Table]:
+    """All tables of a summary of head roles that have a line."""
+    shares = Table(
+        "task",
+        "model",
+        "kind",
+        "heads",
+        "in all seeds",
+        "in any seed",
+        "scores from 0 to 1",
+        title="share of heads with a score of 0.5 or more",
+        caption="mean over seeds (fewest to most); \\[published]: Llama 3 models; all and any seed: Llama-3.1-8B",
+    )
+    for share in summary.shares:
+        seeds = f" ({share.lowest:.1%} to {share.highest:.1%})" if share.seeds > 1 else ""
+        shares.add_row(
+            escape(share.task),
+            escape(f"{share.model}, {share.seeds} seeds, {share.examples} examples"),
+            share.kind,
+            f"{share.share:.1%}{seeds}{_published(share, 'share')}",
+            f"{share.all_seeds:.1%}{_published(share, 'all_seeds')}",
+            f"{share.any_seed:.1%}{_published(share, 'any_seed')}",
+            _histogram(share),
+        )
+    correlations = Table("between", "kind", "of", "and", "correlation", title="correlation of the scores of heads")
+    for line in summary.correlations:
+        correlations.add_row(line.between, line.kind, escape(line.first), escape(line.second), _with_interval(line))
+    overlaps = Table(
+        "task", "kind", "of", "and", "in both", "by chance", title="heads of a kind in at least half of the seeds"
+    )
+    for overlap in summary.overlaps:
+        overlaps.add_row(
+            escape(overlap.task),
+            overlap.kind,
+            f"{escape(overlap.first)}: {overlap.in_first}",
+            f"{escape(overlap.second)}: {overlap.in_second}",
+            str(overlap.in_both),
+            f"{overlap.by_chance:.1f}",
+        )
+    mediation = Table(
+        "run", "scored by", "marked", "their facilitation", "others", "p", title="facilitation, maximum over seeds"
+    )
+    for name, comparison in summary.mediation:
+        mediation.add_row(
+            escape(name),
+            f"{comparison.method}, {comparison.level}",
+            f"{len(comparison.marked)} of {comparison.n_heads} ({comparison.rule})",
+            f"{comparison.facilitation:.3f}",
+            f"{comparison.others:.3f}",
+            f"{comparison.p:.2g}",
+        )
+    return [table for table in (shares, correlations, overlaps, mediation) if table.row_count]
+
+
+def _published(share: Share, field: str) -> str:
+    return f" [dim]\\[{share.published[field]:.1%}][/dim]" if field in share.published else ""
+
+
+def _histogram(share: Share) -> str:
+    """The distribution of the scores as bars, from the lowest to the highest tenth."""
+    most = max(share.distribution)
+    return "".join(_BARS[min(int(part / most * len(_BARS)), len(_BARS) - 1)] for part in share.distribution[:BINS])
+
+
+_BARS = " .:-=+*#%@"
+
+
+def _with_interval(line: Correlation) -> str:
+    if line.correlation is None or line.low is None or line.high is None:
+        return "-"
+    return f"{line.correlation:+.2f} ({line.low:+.2f} to {line.high:+.2f}), {line.heads} heads"

@@ -10,6 +10,7 @@ import typer
 
 from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, default_folder, task_options
+from gatelens.errors import GatelensError
 
 
 @command("gate", settings="gatelens.measures.roles_result:RolesSettings")
@@ -47,25 +48,36 @@ def gate(
 @command("agree")
 def agree(
     gates: Annotated[Path, typer.Argument(help="the folder of a gate run", metavar="GATES")],
-    patching: Annotated[
-        Path, typer.Argument(help="the folder of a circuit run: --level heads --method patching", metavar="PATCHING")
+    scores: Annotated[
+        Path,
+        typer.Argument(
+            help="the folder of a circuit run of any level and method; --level heads --method patching is causal "
+            "mediation",
+            metavar="SCORES",
+        ),
     ],
-    k: Annotated[
-        int, typer.Option(help="how many heads patching marks at most; all others are compared with them")
-    ] = 10,
+    k: Annotated[int, typer.Option(help="how many heads the scores mark at most; all others are compared")] = 10,
+    above: Annotated[
+        float | None,
+        typer.Option(help="mark the heads that are this many standard deviations above the mean instead; published: 3"),
+    ] = None,
+    over: Annotated[str, typer.Option(help="facilitation of a head over the fits: mean, or max as published")] = "mean",
 ) -> None:
-    """Compare learned gates with patching: do the heads that patching marks facilitate more than the others?"""
+    """Compare learned gates with other scores: do the heads that they mark facilitate more than the others?"""
     from rich.console import Console
 
     from gatelens.cli.tables import patching_table
     from gatelens.measures.mediation import compare_runs
     from gatelens.runtime.files import write_json
+    from gatelens.runtime.settings import unknown_name
 
-    comparison = compare_runs(gates, patching, k)
+    if over not in ("mean", "max"):
+        raise GatelensError(unknown_name("value of --over", over, ("mean", "max")))
+    comparison = compare_runs(gates, scores, k, above=above, over=over)  # type: ignore[arg-type]
     Console().print(patching_table(comparison))
     marked = [str(head) for head in comparison.marked]
     path = gates / "agreement.json"
-    write_json(path, dataclasses.asdict(comparison) | {"marked": marked, "patching": str(patching)})
+    write_json(path, dataclasses.asdict(comparison) | {"marked": marked, "scores": str(scores)})
     print(f"written to {path}")
 
 
@@ -137,6 +149,34 @@ def relations(
     console.print(relations_table(result))
     _draw(folder)
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
+
+
+@command("roles")
+def roles(
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders of gate runs, or folders that contain them", metavar="RUNS")
+    ],
+    out: Annotated[Path, typer.Option(help="where the tables and the figure are written")] = Path("runs/roles-summary"),
+    above: Annotated[
+        float, typer.Option(help="circuit runs mark heads that are this many standard deviations above the mean")
+    ] = 3.0,
+) -> None:
+    """Summarise head roles over runs: shares, distributions, correlations, mediation; beside published values."""
+    from rich.console import Console
+
+    from gatelens.cli.role_tables import role_summary_tables
+    from gatelens.measures.role_summary import summarise_runs
+    from gatelens.report.figures import role_distribution_figure, save_figure
+
+    console = Console()
+    summary = summarise_runs(folders, above)
+    for table in role_summary_tables(summary):
+        console.print(table)
+    for problem in summary.problems:
+        console.print(problem, markup=False, soft_wrap=True)
+    summary.save(out)
+    save_figure(role_distribution_figure(summary.grid()), out / "distribution", ("png",))
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 def _draw(folder: Path) -> None:

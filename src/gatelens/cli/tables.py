@@ -144,12 +144,15 @@ def contrast_table(result: ContrastResult) -> Table:
 
 
 def patching_table(comparison: PatchingComparison) -> Table:
-    """Facilitation of the heads that patching marks, and of the others."""
-    table = Table(title="facilitation, mean over seeds", show_header=False)
-    table.add_row(f"{len(comparison.marked)} heads that patching marks", f"{comparison.facilitation:.3f}")
-    table.add_row("all other heads", f"{comparison.others:.3f}")
+    """Facilitation of the heads that other scores mark, and of the others."""
+    over = {"mean": "mean over seeds", "max": "maximum over seeds"}[comparison.over]
+    table = Table(title=f"facilitation, {over}; {comparison.level} scored by {comparison.method}", show_header=False)
+    marked, all_heads = len(comparison.marked), comparison.n_heads
+    table.add_row("marked", comparison.rule)
+    table.add_row(f"{marked} heads that are marked", f"{comparison.facilitation:.3f}")
+    table.add_row(f"{all_heads - marked} other heads", f"{comparison.others:.3f}")
     table.add_row("Welch's t-test", f"t = {comparison.t:.2f}, p = {comparison.p:.2g}")
-    table.add_row("marked", ", ".join(map(str, comparison.marked)))
+    table.add_row("heads", ", ".join(map(str, comparison.marked)))
     return table
 
 

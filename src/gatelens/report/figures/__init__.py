@@ -5,6 +5,7 @@ from gatelens.report.figures._circuit_graph import circuit_figure
 from gatelens.report.figures._kept import kept_figure
 from gatelens.report.figures._open_edges import open_edges_figure
 from gatelens.report.figures._relations import relations_figure
+from gatelens.report.figures._role_distribution import role_distribution_figure
 from gatelens.report.figures._roles import STYLES, ablation_figure, head_maps
 from gatelens.report.figures._saving import FORMATS, save_figure
 from gatelens.report.figures._text import task_title
@@ -21,6 +22,7 @@ __all__ = [
     "kept_figure",
     "open_edges_figure",
     "relations_figure",
+    "role_distribution_figure",
     "save_figure",
     "task_title",
     "training_figure",
