@@ -27,7 +27,7 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import make_sparse
 
-SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=12, steps=2, refine=0)
+SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=18, steps=2, refine=0)
 OPTIONS = {"length": 5}
 
 
@@ -55,7 +55,9 @@ class TestResult:
         result = find_circuit(stories, "induction", small(level=level, method=method), options=OPTIONS)
         assert result.curve.effect[[0, -1]].tolist() == pytest.approx([0, 1], abs=1e-6)
         assert result.curve.random is not None
-        assert (result.validity.correlation is None) == (method == "patching")
+        checked = 0 if method == "patching" else 18
+        assert (result.validity.sampled, result.validity.correlation is None) == (checked, not checked)
+        assert [stratum.sampled for stratum in result.validity.strata] == ([6, 6, 6] if checked else [])
         assert result.validity.overlap is None
         point = result.curve.point_at(0.9)
         assert result.count.value == round(result.validity.kept) == round(float(result.curve.kept[point]))

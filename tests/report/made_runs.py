@@ -63,7 +63,7 @@ def circuit_run(
     save_curve(curve(level, total, needed), folder)
     write_tensors(folder / "scores.safetensors", {"seed-0.scores": scores})
     _example(folder, graph, tokens, sparse, generator)
-    validity = Validity(correlation=0.875, sampled=12, kept=needed, effect=0.95, complement=-0.125, overlap=None)
+    validity = Validity(correlation=0.875, sampled=24, kept=needed, effect=0.95, complement=-0.125, overlap=None)
     result = {
         "model": model,
         "task": task,

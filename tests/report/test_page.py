@@ -132,7 +132,10 @@ class TestSummary:
             for row in re.findall(r"<tr>.*?</tr>", table, re.S)
         ]
         total = str(SMALL.n_edges)
-        random, trust = f"{total} ({total} to {total}; 3 prompts)", ["0.95", "-0.12", "0.88", "-"]
+        random, trust = (
+            f"{total} ({total} to {total}; 3 prompts)",
+            ["0.95", "-0.12", "0.88 (no interval; 24 gates)", "-"],
+        )
         assert rows[1] == ["ioi", "edges", "eap", "small", "32 (32 to 32; 3 prompts)", total, random, "-", *trust]
         multiplier = "4.00x (4.00 to 4.00; 3 prompts)"
         assert rows[2] == ["sparse-small sparse", "8 (8 to 8; 3 prompts)", total, random, multiplier, *trust]

@@ -32,14 +32,18 @@ def circuit(
     from gatelens.cli.head_table import head_table
     from gatelens.cli.tables import Bars, circuit_table
     from gatelens.jobs.circuit import find_circuit, memory_estimate
+    from gatelens.jobs.circuit_cost import circuit_cost
+    from gatelens.runtime.run_folder import is_finished
 
     console = Console()
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(task).stem, settings.level, settings.method)
     weights, runs = memory_estimate(loaded, settings)
     console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
+    options = task_options(option, skip_bad)
+    if not is_finished(folder):
+        console.print(circuit_cost(loaded, task, settings, options), soft_wrap=True)
     with Bars(console) as bars:
-        options = task_options(option, skip_bad)
         result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense, progress=bars)
     if result.heads is not None:
         console.print(head_table(result.heads))

@@ -88,7 +88,8 @@ def circuit_table(result: CircuitResult) -> Table:
         *_areas(curve),
         ("effect of the circuit", f"{validity.effect:.2f}"),
         ("effect of all but the circuit", f"{validity.complement:.2f}"),
-        ("rank correlation with exact patching", _or_dash(validity.correlation, f" on {validity.sampled} gates")),
+        ("rank correlation with exact patching, 95 % interval", validity.shown),
+        *((f"  on {stratum.stratum} gates", stratum.shown) for stratum in validity.strata),
         ("overlap of the top k between task seeds", _or_dash(validity.overlap)),
         ("time", f"{result.seconds:.0f} s"),
     ]
@@ -212,8 +213,8 @@ def _open_table(name: str, judgement: Judgement, heads: range) -> Table:
     return table
 
 
-def _or_dash(value: float | None, more: str = "") -> str:
-    return "-" if value is None else f"{value:.2f}{more}"
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _best(result: CircuitResult, k: int = 5) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from gatelens.measures.describe import best_heads, describe
 from gatelens.measures.effect import measure_curve, with_areas
 from gatelens.measures.example import save_example
 from gatelens.measures.head_table import HeadTable
+from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.top_k import Circuits
-from gatelens.measures.validity import Validity, agreement_with_patching, complement_effect, overlap
+from gatelens.measures.validity import Validity, complement_effect, overlap
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -57,7 +57,7 @@ def find_circuit(
         progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
-    tasks = _tasks(model, task, settings, options)
+    tasks = circuit_tasks(model, task, settings, options)
     settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
     identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
     asked = request("circuit", model.identity(), settings, task=identity)
@@ -126,7 +126,7 @@ def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, flo
     return weights, max(settings.memory_gb, 4 * least / 1e9)
 
 
-def _tasks(
+def circuit_tasks(
     model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any] | None
 ) -> list[CircuitTask]:
     """One task for each seed, or the task that was given."""
@@ -165,20 +165,17 @@ def _validate(
         circuits, first_curve: of the first task seed.
         curve: of all task seeds.
     """
-    correlation, sampled = None, 0
+    check = ScoreCheck(Agreement(), ())
     if not settings.chosen_method.exact and settings.sample:
         few = take(circuits.task, CHECKED_PROMPTS)
         own = score(circuits.model, few, settings, context.part("ours"))
-        measured, sampled = agreement_with_patching(
-            circuits.model, few, own, settings.sample, context=context.part("exact")
-        )
-        correlation = None if math.isnan(measured) else measured  # scores that are all equal have no ranks
+        check = check_scores(circuits.model, few, own, settings.sample, settings.ranking, context=context.part("exact"))
     point = curve.point_at(settings.threshold)
     point = len(curve.asked) - 1 if point is None else point
     k = curve.asked[point]
     return Validity(
-        correlation=correlation,
-        sampled=sampled,
+        **dict(check.overall),
+        strata=check.strata,
         kept=float(curve.kept[point]),
         effect=float(curve.effect[point]),
         complement=complement_effect(circuits, first_curve, k, context=context),

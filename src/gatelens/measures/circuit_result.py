@@ -55,7 +55,12 @@ class CircuitSettings(CurveSettings):
     n: int = Field(default=64, ge=1, description="prompts for each task seed")
     seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
     seed: int = Field(default=0, ge=0, description="the first task seed")
-    sample: int = Field(default=48, ge=0, description="gates patched exactly to check the scores (0: no check)")
+    sample: int = Field(
+        default=64,
+        ge=0,
+        description="gates patched exactly to check the scores: a third each of the top, the middle and the rest of "
+        "the ranking (0: no check; fewer than 16: no correlation)",
+    )
     describe: int = Field(
         default=10,
         ge=0,

@@ -1,7 +1,7 @@
 """How far a circuit can be trusted.
 
-Three questions are asked of every circuit: Do the scores agree with exact patching? Does the circuit do the task, and
-does the rest of the model fail at it? Would other prompts have given the same circuit?
+Three questions are asked of every circuit: Do the scores agree with exact patching (`score_check`)? Does the circuit do
+the task, and does the rest of the model fail at it? Would other prompts have given the same circuit?
 """
 
 from __future__ import annotations
@@ -13,36 +13,26 @@ from itertools import combinations
 import torch
 from jaxtyping import Shaped
 from pydantic import Field
-from scipy import stats
 from torch import Tensor
 
 from gatelens.gates.level import Ranking, Scores
 from gatelens.gates.selection import TOP, selected
 from gatelens.measures.curves import Curve
+from gatelens.measures.score_check import Agreement, Stratum
 from gatelens.measures.top_k import Circuits
-from gatelens.methods.patching import patch
-from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.runtime.settings import Settings
-from gatelens.tasks.base import CircuitTask
 
 
-class Validity(Settings):
+class Validity(Agreement):
     """How far a circuit can be trusted: agreement with patching, effect of the rest, overlap between task seeds."""
 
-    correlation: float | None = Field(
-        description="rank correlation of the scores with exact patching on a sample; None: they are exact, or all equal"
-    )
-    sampled: int = Field(description="gates in that sample")
     kept: float = Field(description="gates in the circuit: the count at the threshold")
     effect: float = Field(description="explained effect of the circuit")
     complement: float = Field(description="explained effect of everything but the circuit")
     overlap: float | None = Field(description="mean Jaccard index of the top k between task seeds; None: one seed")
-
-
-def rank_correlation(a: Shaped[Tensor, " gate"], b: Shaped[Tensor, " gate"]) -> float:
-    """Spearman's rank correlation, in -1..1; nan if a or b is constant."""
-    return float(stats.spearmanr(a.numpy(), b.numpy()).statistic)
+    strata: tuple[Stratum, ...] = Field(
+        default=(), description="the correlation on the top, the middle and the random gates of the sample"
+    )
 
 
 def jaccard(a: Shaped[Tensor, " member"], b: Shaped[Tensor, " member"]) -> float:
@@ -52,22 +42,6 @@ def jaccard(a: Shaped[Tensor, " member"], b: Shaped[Tensor, " member"]) -> float
         a, b: how often each member is in each of the multisets.
     """
     return float(torch.minimum(a, b).sum() / torch.maximum(a, b).sum().clamp(min=1e-9))
-
-
-def agreement_with_patching(
-    model: Model, task: CircuitTask, scores: Scores, sample: int, *, context: Context | None = None
-) -> tuple[float, int]:
-    """Rank correlation of scores with exact patching of a random sample of gates on the same prompts.
-
-    Returns:
-        The correlation and the number of gates in the sample.
-    """
-    per_set = sample if scores.level.shared else max(1, sample // len(task))
-    exact = patch(scores.level, model, task, sample=per_set, seed=task.seed, context=context)
-    pairs = list(zip(scores.gate_sets(), exact.gate_sets(), strict=True))
-    checked = torch.cat([gate_set.scores[patched.exists] for gate_set, patched in pairs])
-    patching = torch.cat([patched.scores[patched.exists] for _, patched in pairs])
-    return rank_correlation(checked, patching), len(checked)
 
 
 def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Context | None = None) -> float:

@@ -6,10 +6,12 @@ run and closes one gate; denoising starts from the corrupt run and opens one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -38,9 +40,10 @@ def patch(
     sample: int | None = None,
     *,
     seed: int = 0,
+    gates: Sequence[Int[Tensor, " _gate"]] | None = None,
     context: Context | None = None,
 ) -> S:
-    """The exact score of every gate of a level, or of a random sample of gates.
+    """The exact score of every gate of a level, of a random sample of gates, or of given gates.
 
     Arguments:
         direction: ``noising`` replaces one gate's clean value by the corrupt one, and the score is what the metric
@@ -50,13 +53,17 @@ def patch(
         sample: how many gates to patch (for levels where each prompt has its own gates: in each prompt); None patches
             all.
         seed: decides the sample.
+        gates: the gates to patch instead of a sample: their positions in each flattened gate set, in the order of
+            `Scores.gate_sets`.
 
     Returns:
         Scores of the level. Cost: 2 forwards, and ``level.cost.patch`` forwards for each gate.
     """
     if direction not in ("noising", "denoising"):
         raise GatelensError(f"no direction '{direction}': gates are patched by 'noising' or by 'denoising'.")
-    return _Patching(level, model, task, direction, sample, seed, context or Context()).scores()
+    if gates is not None and sample is not None:
+        raise GatelensError(f"a sample of {sample} gates and given gates were asked for: give one of them.")
+    return _Patching(level, model, task, direction, sample, seed, gates, context or Context()).scores()
 
 
 def patch_heads(
@@ -97,10 +104,11 @@ class _Patching:
         direction: Direction,
         sample: int | None,
         seed: int,
+        gates: Sequence[Tensor] | None,
         context: Context,
     ) -> None:
         self.level, self.model, self.task, self.direction = level, model, task, direction
-        self.sample, self.seed, self.context = sample, seed, context
+        self.sample, self.seed, self.gates, self.context = sample, seed, gates, context
         self.rows_at_once = level.rows_at_once(model)
         self.batches = batches(task, lambda length: self.rows_at_once * level.row_numbers(model, length), context)
         self.runs = lru_cache(maxsize=1)(self._runs)
@@ -124,7 +132,7 @@ class _Patching:
         n_prompts = len(self.task) if self.level.shared else 1
         means = [total / n_prompts for total in self.sums]
         magnitudes = [total / n_prompts for total in self.magnitudes] if self.level.shared else [x.abs() for x in means]
-        method, is_sample = f"patching ({self.direction})", self.sample is not None
+        method, is_sample = f"patching ({self.direction})", self.sample is not None or self.gates is not None
         gates = PatchedGates(means, magnitudes, self.measured, method, is_sample)
         return self.level.patched(self.model, self.task, gates)
 
@@ -141,7 +149,7 @@ class _Patching:
         size = torch.Size(self.level.shape(self.model, batch.clean.shape[1])).numel()
         if self.level.shared:
             [positions] = self.level.positions(self.model)
-            closed = positions[_choose(len(positions), self.sample, self.seed)]
+            closed = self._chosen(0, positions, self.seed)
             if not self.sums:
                 self._new_set(size, closed)
             return closed
@@ -149,7 +157,7 @@ class _Patching:
         for prompt, positions in zip(
             batch.which.tolist(), self.level.positions(self.model, *self.runs(batch)), strict=True
         ):
-            chosen.append(positions[_choose(len(positions), self.sample, self.seed * 1_000_003 + prompt)])
+            chosen.append(self._chosen(len(self.sums), positions, self.seed * 1_000_003 + prompt))
             self.set_of_prompt[prompt] = len(self.sums)
             self._new_set(size, chosen[-1])
         # All prompts need the same number of rows: a prompt with fewer gates closes its last gate again, and a prompt
@@ -160,6 +168,12 @@ class _Patching:
             torch.cat([closed, end.expand(n_rows - len(closed))]) for closed, end in zip(chosen, last, strict=True)
         ]
         return torch.stack(filled, 1)
+
+    def _chosen(self, number: int, positions: Tensor, seed: int) -> Tensor:
+        """The gates to patch of the gate set with this number, in the order in which the model computes them."""
+        if self.gates is not None:
+            return positions[torch.isin(positions, self.gates[number])]
+        return positions[_choose(len(positions), self.sample, seed)]
 
     def _new_set(self, size: int, measured: Tensor) -> None:
         for totals in (self.sums, self.magnitudes):

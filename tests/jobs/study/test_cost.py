@@ -13,10 +13,10 @@ from toys import random_task
 
 from gatelens import CircuitSettings, Model
 from gatelens.jobs.circuit import score
+from gatelens.jobs.circuit_cost import circuit_forwards
 from gatelens.jobs.roles import roles_forwards
 from gatelens.jobs.study.cost import estimates, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
-from gatelens.jobs.study.jobs import circuit_forwards
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.jobs.study.run import run_study
 from gatelens.measures.effect import explained_effect
@@ -45,6 +45,8 @@ def small(**changes: Any) -> CircuitSettings:
         # the check: scores once more, and 7 heads patched, on as many of 8 prompts as there are
         (small(sample=7, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2 + 3.5)),
         (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
+        # attention edges of 4 prompts: 40 patched in all prompts together
+        (small(level="attention", sample=40, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2) + 40),
         # 0, 2, 4, 6, 8 and 10 heads: one more between each two at most
         (small(method="eap", refine=0.05), 4 * (2 + 2 + 6 + 5 + 3) + 4),
         (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 3) + 4),

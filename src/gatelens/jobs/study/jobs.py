@@ -12,15 +12,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gatelens.gates import LEVELS
 from gatelens.jobs._task import Task
-from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, find_circuit, memory_estimate
+from gatelens.jobs.circuit import find_circuit, memory_estimate
+from gatelens.jobs.circuit_cost import circuit_forwards
 from gatelens.jobs.roles import find_roles, roles_forwards
-from gatelens.measures.areas import AreaColumns, area_columns, mib_counts
+from gatelens.measures.areas import AreaColumns, area_columns
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
 from gatelens.measures.counts import CountColumns
-from gatelens.measures.describe import describe_cost
-from gatelens.measures.effect import most_refined_points
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -111,28 +109,6 @@ def _run_circuit(
     result = find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
     areas = area_columns(result.curve.cpr, result.curve.cmd)
     return Finding(result.count.columns(), str(result.count), result.curve.total, result.seconds, areas)
-
-
-def circuit_forwards(settings: CircuitSettings, graph: Graph, length: int) -> float:
-    """Forward passes of one prompt that a circuit takes: scores, curves, the check of the scores, what heads do."""
-    level, method = LEVELS[settings.level], settings.chosen_method
-    n_gates = level.n_gates(graph, length)
-    price = method.price(level, settings.method_settings)
-    grid = level.grid(n_gates, settings.points)
-    n_points = len(grid) + most_refined_points(grid, settings.refine)
-    if settings.random_points:
-        n_points += len(level.grid(n_gates, max(2, settings.random_points)))
-    if settings.areas != "none":
-        n_points += len(set(mib_counts(n_gates)) - {0, n_gates})
-    checked = 0.0
-    if not method.exact and settings.sample:
-        n_checked = min(CHECKED_PROMPTS, settings.n)
-        checked = price.forwards(n_checked, graph.n_layers, n_gates)
-        checked += n_checked * level.cost.patch * min(settings.sample, n_gates)
-    scored = price.forwards(settings.n, graph.n_layers, n_gates)
-    drawn = settings.n * level.cost.circuit * n_points
-    described = min(DESCRIBED_PROMPTS, settings.n) * describe_cost(settings.describe)
-    return settings.seeds * (scored + drawn) + settings.n * level.cost.circuit + checked + described
 
 
 def _load_circuit(folder: Path, dense: str | None) -> CircuitResult:
