@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint browser bench docs clean
+.PHONY: demo test test-versions test-wheel lint browser bench docs dist clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/gatelens demo
@@ -21,6 +21,20 @@ lint: $(VENV)/.ready
 browser:
 	@sh tests/report/install_chromium.sh
 
+# The oldest and the newest transformers that pyproject.toml allows, each in an environment of its own.
+test-versions: $(VENV)/.ready
+	PYTHON=$(PYTHON) sh tests/versions.sh
+
+# The wheel and the source distribution, in dist/.
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+
+# The wheel in an environment of its own, away from the repository: the demo must run there.
+test-wheel: dist
+	PYTHON=$(PYTHON) sh tests/wheel.sh
+
 bench: $(VENV)/.ready
 	$(RUN) -m bench
 
@@ -37,4 +51,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist site .mypy_cache .pytest_cache .ruff_cache

@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gatelens.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from gatelens.errors import GatelensError as GatelensError
     from gatelens.gates.attention import AttentionScores as AttentionScores
@@ -100,8 +102,6 @@ if TYPE_CHECKING:
     from gatelens.tasks import task as task
     from gatelens.tasks.base import CircuitTask as CircuitTask
     from gatelens.tasks.base import ResponseTask as ResponseTask
-
-__version__ = "0.1.0"
 
 _MODULES = {
     # errors

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import run
 
+import gatelens
 from gatelens import GatelensError, RolesSettings, cli
 from gatelens.measures.circuit_result import load_circuit
 from gatelens.methods.registry import methods
@@ -43,6 +44,10 @@ class TestHelp:
         printed = " ".join(capsys.readouterr().out.replace("│", " ").split())  # a long help text is wrapped
         for name, method in methods().items():
             assert f"{name} ({method.help})" in printed
+
+    def test_version(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(monkeypatch, "--version") == 0
+        assert capsys.readouterr().out == f"gatelens {gatelens.__version__}\n"
 
     def test_comes_at_once(self) -> None:
         """Help, and importing the package, load none of the packages that take seconds to import."""

@@ -13,6 +13,7 @@ import typer
 
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
+from gatelens.version import __version__
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
 """The function of each subcommand, and its settings class as ``module:Class``."""
@@ -47,9 +48,24 @@ def make_app(asked: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for name, (function, settings) in COMMANDS.items():
         app.command(name)(_expand(function, settings if asked in (None, name) else None))
     return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"gatelens {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """The options of the command line as a whole."""
 
 
 def main() -> None:
