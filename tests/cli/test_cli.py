@@ -76,7 +76,7 @@ class TestMistakes:
             (["MODEL", "aba-abb"], "target responses"),
             (["MODEL", "lines.jsonl"], "lines.jsonl"),
             (["MODEL", "induction", "--level", "neurons"], "neurons"),
-            (["MODEL", "induction", "--method", "acdc"], "acdc"),
+            (["MODEL", "induction", "--method", "magic"], "magic"),
             (["MODEL", "induction", "--steps", "0"], "steps is 0: it must be at least 1"),
             (["MODEL", "induction", "--n", "-4"], "n is -4: it must be at least 1"),
             (["MODEL", "induction", "--sample", "-1"], "sample is -1: it must be at least 0"),
@@ -185,7 +185,7 @@ class TestCircuit:
         self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("COLUMNS", "160")
-        settings = "--level edges --method eap-ig --steps 2 --n 3 --points 4 --sample 6 --option length=4"
+        settings = "--level edges --method eap-ig --steps 2 --n 3 --points 4 --sample 6 --allow-noise --option length=4"
         words = ["circuit", str(stories_folder), "induction", *settings.split(), "--out", str(tmp_path / "out")]
         assert run(monkeypatch, *words) == 0
         said = capsys.readouterr()
@@ -205,7 +205,20 @@ class TestCircuit:
         self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        words = ["--method", "eap", "--n", "3", "--points", "3", "--sample", "0", "--option", "length=4", "--no-check"]
+        words = [
+            "--method",
+            "eap",
+            "--n",
+            "3",
+            "--points",
+            "3",
+            "--sample",
+            "0",
+            "--option",
+            "length=4",
+            "--no-check",
+            "--allow-noise",
+        ]
         assert run(monkeypatch, "circuit", str(stories_folder), "induction", *words) == 0
         assert load_circuit("runs/stories260k-induction-heads-eap").validity.correlation is None
 

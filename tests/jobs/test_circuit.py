@@ -27,7 +27,7 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import make_sparse
 
-SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=18, steps=2, refine=0)
+SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=18, steps=2, refine=0, allow_noise=True)
 OPTIONS = {"length": 5}
 
 
@@ -133,7 +133,7 @@ class TestResult:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"level": "neurons"}, {"method": "acdc"}, {"steps": 0}, {"n": 0}, {"seeds": 0}, {"threshold": 0.0},
+    [{"level": "neurons"}, {"method": "magic"}, {"steps": 0}, {"n": 0}, {"seeds": 0}, {"threshold": 0.0},
      {"threshold": 1.5}, {"sample": -1}, {"seed": -1}],
 )  # fmt: skip
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class TestInterrupted:
             sys.executable, "-m", "gatelens", "circuit", str(stories_folder), "induction",
             "--out", str(tmp_path / "out"),
             "--method", "patching", "--n", "24", "--points", "6", "--option", "length=5", "--memory-gb", "0.001",
-            "--no-check",
+            "--no-check", "--allow-noise",
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         seen: dict[str, int] = {}
@@ -199,7 +199,7 @@ class TestInterrupted:
         clock.write_text('{"seconds": 1000}')
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        settings = CircuitSettings(n=24, method="patching", points=6, memory_gb=0.001)
+        settings = CircuitSettings(n=24, method="patching", points=6, memory_gb=0.001, allow_noise=True)
         find_circuit(stories, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
         assert files(tmp_path / "at once") == files(tmp_path / "out")
         assert 1000 < load_circuit(tmp_path / "out").seconds < 1600

@@ -34,7 +34,7 @@ def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
     stories.hf.save_pretrained(tmp_path / "stories")
     stories.tokenizer.save_pretrained(tmp_path / "stories")
     study = tmp_path / "demo.toml"
-    small = "n = 2\nsteps = 1\npoints = 3\nsample = 0\n"
+    small = "n = 2\nsteps = 1\npoints = 3\nsample = 0\nallow_noise = true\n"
     study.write_text(f'[models]\nstories = "stories"\n[circuit]\ntasks = ["induction", "ioi"]\n{small}')
     monkeypatch.setattr(gatelens.jobs.demo, "STUDY", study)
     summary = run_demo(["induction"], tmp_path / "out", write_report=write_report)

@@ -297,14 +297,15 @@ def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
     result = find_roles(
         stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
     )
-    settings = CircuitSettings(method="patching", n=4, points=3, sample=0)
+    settings = CircuitSettings(method="patching", n=4, points=3, sample=0, allow_noise=True)
     circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
     (scores,) = circuit.scores
     assert isinstance(scores, HeadScores)
     direct = compare_with_patching(result.roles, replace(scores, method="patching"), k=3)  # as the file names it
     assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == direct
     for level in ("edges", "attention"):
-        settings = CircuitSettings(level=level, method="eap", n=4, points=3, sample=0, describe=0, seeds=2)
+        few = {"n": 4, "points": 3, "sample": 0, "describe": 0}
+        settings = CircuitSettings(level=level, method="eap", seeds=2, allow_noise=True, **few)
         circuit = find_circuit(stories, "induction", settings, out=tmp_path / level)
         comparison = compare_runs(tmp_path / "g", tmp_path / level, k=3, over="max")
         assert (comparison.level, comparison.n_heads) == (level, stories.n_layers * stories.n_heads)

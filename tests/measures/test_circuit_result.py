@@ -19,7 +19,7 @@ SAVED = sorted(path.parent for path in RESULTS.glob("*-kept-smollm2/cells/*/resu
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_result_is_read_as_it_was_written(level: str, tmp_path: Path) -> None:
-    settings = CircuitSettings(level=level, method="eap", points=4, random_points=3, sample=4)
+    settings = CircuitSettings(level=level, method="eap", points=4, random_points=3, sample=4, allow_noise=True)
     result = find_circuit(tiny("llama"), random_task(n=3, lengths=(5,)), settings, out=tmp_path, dense="dense-llama")
     again = load_circuit(tmp_path, scores=True)
     for name in ("model", "task", "settings", "validity", "seconds", "sparse", "dense", "graph", "count"):

@@ -95,7 +95,7 @@ def test_one_command_reads_all_runs_below_a_folder(
     find_circuit(
         stories,
         "induction",
-        CircuitSettings(method="eap", n=2, points=3, sample=0, describe=0),
+        CircuitSettings(method="eap", n=2, points=3, sample=0, describe=0, allow_noise=True),
         out=tmp_path / "runs" / "circuit",
     )
     monkeypatch.setenv("COLUMNS", "200")

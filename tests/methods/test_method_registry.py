@@ -49,7 +49,7 @@ def by_number() -> Iterator[Method]:
 
 
 def test_a_registered_method_is_used_by_its_name(by_number: Method) -> None:
-    settings = CircuitSettings(method="by-number", steps=7, points=4, random_points=0)
+    settings = CircuitSettings(method="by-number", steps=7, points=4, random_points=0, allow_noise=True)
     model, task = tiny("llama"), random_task(n=2, lengths=(5,))
     scores = score(model, task, settings)
     assert [gate.name for gate in scores.top(2)] == ["L2H3", "L2H2"]

@@ -47,7 +47,7 @@ def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path
     hf = copy.deepcopy(stories.hf)
     make_sparse(hf, 0.5)
     sparse = Model("sparse stories", hf, stories.tokenizer, describe(hf))
-    settings = CircuitSettings(level="edges", method="eap", n=2, points=4, random_points=2, sample=0)
+    settings = CircuitSettings(level="edges", method="eap", n=2, points=4, random_points=2, sample=0, allow_noise=True)
     for model in (stories, sparse):
         find_circuit(model, "induction", settings, out=tmp_path / model.name, options={"length": 4})
     runs = read_runs([tmp_path])

@@ -113,3 +113,16 @@ class TestContext:
     def test_a_budget_of_nothing_is_refused(self, memory_gb: float) -> None:
         with pytest.raises(GatelensError, match="memory_gb"):
             Context(memory_gb=memory_gb)
+
+
+def test_a_request_is_withdrawn_by_the_start_that_made_it(tmp_path: Path) -> None:
+    asked = {"kind": "test"}
+    with RunFolder(tmp_path / "out", asked) as run:
+        run.context().piece("a", lambda: torch.zeros(1))
+        run.withdraw()
+    assert not (tmp_path / "out").exists()
+    with RunFolder(tmp_path / "out", asked) as run:
+        run.context().piece("a", lambda: torch.zeros(1))
+    with RunFolder(tmp_path / "out", asked) as run:
+        run.withdraw()
+    assert (tmp_path / "out" / "pieces" / "a.safetensors").exists()

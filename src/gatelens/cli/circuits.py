@@ -82,7 +82,7 @@ def effect(
     count = int(model_graph.on_a_path(circuit_edges[None]).sum())
     print(
         f"{count:,} of {model_graph.n_edges:,} edges are on a path in the circuit and explain {inside:.3f}; all other "
-        f"edges explain {rest:.3f}"
+        f"edges explain {rest:.3f} ({len(prompts)} prompts)"
     )
 
 

@@ -86,6 +86,7 @@ def circuit_table(result: CircuitResult) -> Table:
         ("a random ranking needs", "-" if curve.random is None else str(curve.random.counted(settings.threshold))),
         ("ranked by, left out set to", f"{settings.ranking} score, {settings.source}"),
         *_areas(curve),
+        ("answered correctly by the whole model", f"{result.answered:.0%} of {curve.sample}"),
         ("effect of the circuit", f"{validity.effect:.2f}"),
         ("effect of all but the circuit", f"{validity.complement:.2f}"),
         ("rank correlation with exact patching, 95 % interval", validity.shown),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
 from gatelens.gates.level import Scores
 from gatelens.jobs._task import task_of
@@ -19,6 +20,7 @@ from gatelens.measures.head_table import HeadTable
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import Validity, complement_effect, overlap
+from gatelens.measures.whole_effect import behaviour_warning, noise_problem, whole_effect
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -70,17 +72,23 @@ def find_circuit(
             for name in ("validity", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
         }
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
-        # 1. A score for every gate.
+        # 1. Whether there is an effect to explain.
+        try:
+            _check_effect(model, tasks, settings, seed_contexts)
+        except GatelensError:
+            run.withdraw()
+            raise
+        # 2. A score for every gate.
         scores = [score(model, *both) for both in zip(tasks, [settings] * len(tasks), seed_contexts, strict=True)]
-        # 2. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
+        # 3. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
         circuits = [
             settings.circuits(model, seeded, own, context)
             for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
         ]
         curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
-        # 3. How far it can be trusted.
+        # 4. How far it can be trusted.
         validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
-        # 4. What the best heads do.
+        # 5. What the best heads do.
         heads = _describe(model, tasks[0], scores[0], settings, contexts["heads"])
         result = CircuitResult(
             model.name,
@@ -95,7 +103,7 @@ def find_circuit(
             graph=Graph.of(model.anatomy),
             heads=heads,
         )
-        # 5. The files, the summary last.
+        # 6. The files, the summary last.
         if run.path is not None:
             record = save_circuit(result, model, run.path)
             save_example(model, tasks[0], run.path)
@@ -141,6 +149,26 @@ def circuit_tasks(
             )
         tasks.append(seeded)
     return tasks
+
+
+def _check_effect(
+    model: Model, tasks: Sequence[CircuitTask], settings: CircuitSettings, contexts: Sequence[Context]
+) -> None:
+    """Raise an error if the effect of all gates cannot be told from 0, and warn if the model lacks the behaviour."""
+    level = level_named(settings.level)
+    effects = [
+        whole_effect(level, model, seeded, settings.source, context=context)
+        for seeded, context in zip(tasks, contexts, strict=True)
+    ]
+    if problem := noise_problem(effects, level, model.name, tasks[0]):
+        if not settings.allow_noise:
+            raise GatelensError(
+                f"{problem}: use more prompts (n), another task or another model, or go on with a warning "
+                "(--allow-noise)."
+            )
+        warnings.warn(f"{problem}.", GatelensWarning, stacklevel=3)
+    if warning := behaviour_warning(effects, model.name, tasks[0]):
+        warnings.warn(warning, GatelensWarning, stacklevel=3)
 
 
 def _describe(

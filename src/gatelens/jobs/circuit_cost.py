@@ -40,6 +40,7 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
         gates = min(settings.sample, n_gates) if level.shared else settings.sample / n_checked
         checked = price.forwards(n_checked, graph.n_layers, n_gates) + n_checked * level.cost.patch * gates
     return {
+        "effect of all gates": 2 * settings.seeds * settings.n * level.cost.circuit,
         "scores": settings.seeds * price.forwards(settings.n, graph.n_layers, n_gates),
         "curves": settings.n * level.cost.circuit * (settings.seeds * n_points + 1),  # and the complement
         "check": checked,

@@ -67,6 +67,11 @@ class CircuitSettings(CurveSettings):
         description="heads to describe: where they look, what they write (0: none)",
         json_schema_extra=EXECUTION,
     )
+    allow_noise: bool = Field(
+        default=False,
+        description="go on, with a warning, if the effect of all gates cannot be told from 0 on these prompts",
+        json_schema_extra=EXECUTION,
+    )
     memory_gb: float = Field(default=MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
 
     def model_post_init(self, _: object) -> None:
@@ -165,6 +170,11 @@ class CircuitResult(Shown):
 
     def headline(self) -> str:
         return f"{self.task} in {self.model}: {level_named(self.settings.level).noun}, {self.settings.method}"
+
+    @property
+    def answered(self) -> float:
+        """The share of prompts that the whole model answers correctly."""
+        return float((self.curve.everything > 0).float().mean())
 
     @property
     def count(self) -> Count:

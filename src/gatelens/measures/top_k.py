@@ -99,8 +99,18 @@ class Circuits:
 
     def metric(self, batch: int, ks: Sequence[int], complement: bool = False) -> Float[Tensor, "row prompt"]:
         """The metric of each circuit on one batch."""
+        return self.metric_of(batch, self.gates(batch, ks, complement))
+
+    def ends(self, batch: int) -> Float[Tensor, "row prompt"]:
+        """The metric with all gates closed, and with all gates open. The ranking has no part in it."""
         bucket = self.batches[batch]
-        gates = self.gates(batch, ks, complement)
+        shape = self.level.shape(self.model, bucket.clean.shape[1])
+        shape = shape if self.level.shared else (len(bucket), *shape)
+        return self.metric_of(batch, torch.stack([torch.zeros(shape), torch.ones(shape)]).bool())
+
+    def metric_of(self, batch: int, gates: Bool[Tensor, "row ..."]) -> Float[Tensor, "row prompt"]:
+        """The metric of circuits that are given by their gates, on one batch (`gates`)."""
+        bucket = self.batches[batch]
         logits = self.level.run(self.model, bucket.clean, gates, self._closed(batch), context=self.context)
         return self.task.metric(logits, bucket)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -77,6 +78,7 @@ class RunFolder:
         self.path = None if out is None else Path(out)
         self.asked, self.processes = asked, processes
         self.complete = False
+        self._is_new = False  # whether this start wrote the request
         self._lock = None if self.path is None else FileLock(self.path / LOCK)
         self._clock = Clock(None if self.path is None else self.path / PIECES, progress)
 
@@ -114,6 +116,19 @@ class RunFolder:
         if self.processes is not None:
             self.processes.wait()
 
+    def withdraw(self) -> None:
+        """Remove the request and the pieces of a run that turns out to be impossible, and the folder if it is empty.
+
+        Nothing is removed if an earlier start wrote the request.
+        """
+        if self.path is None or not self._is_new:
+            return
+        shutil.rmtree(self.path / PIECES, ignore_errors=True)
+        (self.path / ASKED).unlink(missing_ok=True)
+        self._release_lock(remove=True)
+        with suppress(OSError):  # the folder held other files before
+            self.path.rmdir()
+
     def _claim(self, path: Path) -> None:
         make_folder(path)
         self._refuse_another(path)
@@ -136,6 +151,7 @@ class RunFolder:
     def _write_request(self, path: Path) -> None:
         if not (path / ASKED).exists():
             write_json(path / ASKED, self.asked)
+            self._is_new = True
 
     def _take_lock(self, path: Path) -> None:
         assert self._lock is not None

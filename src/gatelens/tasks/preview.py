@@ -111,16 +111,26 @@ def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:
         f"{metric} on clean prompts": clean.mean().item(),
         f"{metric} on corrupt prompts": corrupt.mean().item(),
     }
-    warning = None
-    if share < ENOUGH_PROMPTS:
-        warning = (
-            f"{model.name} answers {share:.0%} of {task.name} correctly, less than {ENOUGH_PROMPTS:.0%}. It hardly has "
-            "the behaviour, so a circuit for it means little."
-        )
     note = (
         f"{CIRCUIT_NOTE[task.difference]} {RIGHT_NOTE}\nThe corrupt prompt of the first pair: {task.pairs[0].corrupt}"
     )
+    warning = lacks_behaviour(model.name, task.name, share)
     return Preview(task.name, model.name, len(task), figures, shown, note, warning)
+
+
+def lacks_behaviour(model: str, task: str, share: float) -> str | None:
+    """A warning if the model hardly has the behaviour of a circuit task, else None.
+
+    Arguments:
+        model, task: their names.
+        share: the share of prompts that the model answers correctly.
+    """
+    if share >= ENOUGH_PROMPTS:
+        return None
+    return (
+        f"{model} answers {share:.0%} of {task} correctly, less than {ENOUGH_PROMPTS:.0%}. It hardly has the "
+        "behaviour, so a circuit for it means little."
+    )
 
 
 def _last_logits(model: Runnable, tokens: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ points = 6
 random_points = 3
 refine = 0
 sample = 0
+allow_noise = true
 """
 GATE = """\
 tasks = "induction"
