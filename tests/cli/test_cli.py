@@ -107,18 +107,33 @@ class TestMistakes:
         said = capsys.readouterr().err.strip()
         assert message in said
         assert "Traceback" not in said
-        if said.startswith("gatelens:"):
-            assert len(said.splitlines()) == 1
+        assert said.startswith("gatelens: ")
+        assert len(said.splitlines()) == 1
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
-        "words", [["--nonsense"], ["circuit"], ["circuit", "a"], ["cirquit"], ["circuit", "a", "b", "--n", "x"]]
+        ("words", "message"),
+        [
+            (["--nonsense"], "no such option: --nonsense: see `gatelens --help`."),
+            (["cirquit"], "no such command 'cirquit'. Did you mean 'circuit'? See `gatelens --help`."),
+            (["circuit"], "missing argument 'MODEL': see `gatelens circuit --help`."),
+            (["circuit", "a"], "missing argument 'TASK': see `gatelens circuit --help`."),
+            (
+                ["circuit", "a", "b", "--n", "x"],
+                "invalid value for '--n': it must be a whole number: see `gatelens circuit --help`.",
+            ),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_words_that_are_no_command(
-        self, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    def test_words_that_the_command_line_does_not_know(
+        self, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert run(monkeypatch, *words) == 2
-        assert "Traceback" not in capsys.readouterr().err
+        assert capsys.readouterr().err == f"gatelens: {message}\n"
+
+    def test_no_words_print_the_help(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(monkeypatch) == 0
+        assert "circuit" in capsys.readouterr().out
 
     def test_out_is_a_file(
         self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -177,7 +192,7 @@ def test_an_interruption_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
 
     monkeypatch.setattr("gatelens.jobs.study.file.read_study", interrupt)
     assert run(monkeypatch, "study", "study.toml") == 130
-    assert capsys.readouterr().err == "gatelens: interrupted; run the same command again to resume it.\n"
+    assert capsys.readouterr().err == "gatelens: stopped; the same command starts again.\n"
 
 
 class TestCircuit:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import run
 
 import gatelens.jobs.demo
 from gatelens.errors import GatelensError
-from gatelens.jobs.demo import STUDY, run_demo
+from gatelens.jobs.demo import STUDY, demo_tasks, run_demo
 from gatelens.jobs.study.file import read_study
+from gatelens.measures.circuit_result import load_circuit
 from gatelens.model import Model
-from gatelens.report.page import write_report
 
 
 def test_the_demo_compares_the_built_in_models_on_all_four_tasks() -> None:
@@ -24,8 +25,16 @@ def test_the_demo_compares_the_built_in_models_on_all_four_tasks() -> None:
 
 
 def test_a_task_that_the_demo_lacks_is_named() -> None:
-    with pytest.raises(GatelensError, match=r"no task 'iou': its tasks are greater-than, ioi, docstring, ioi-long\."):
+    with pytest.raises(GatelensError, match=r"no task 'iou': its tasks are ioi, greater-than, docstring, ioi-long\."):
         run_demo(["iou"])
+
+
+def test_the_first_task_has_an_edge_graph_too() -> None:
+    cells = read_study(STUDY).cells
+    assert {(cell.level, cell.task) for cell in cells if cell.task == demo_tasks()[0]} == {
+        ("heads", "ioi"),
+        ("edges", "ioi"),
+    }
 
 
 def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
@@ -34,13 +43,25 @@ def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
     stories.hf.save_pretrained(tmp_path / "stories")
     stories.tokenizer.save_pretrained(tmp_path / "stories")
     study = tmp_path / "demo.toml"
-    small = "n = 2\nsteps = 1\npoints = 3\nsample = 0\nallow_noise = true\n"
+    small = "n = 2\nsteps = 1\npoints = 3\nrandom_points = 0\nsample = 0\ndescribe = 2\nallow_noise = true\n"
     study.write_text(f'[models]\nstories = "stories"\n[circuit]\ntasks = ["induction", "ioi"]\n{small}')
     monkeypatch.setattr(gatelens.jobs.demo, "STUDY", study)
-    summary = run_demo(["induction"], tmp_path / "out", write_report=write_report)
-    assert [outcome.status for outcome in summary.outcomes.values()] == ["done"]
-    assert summary.report == tmp_path / "out" / "induction" / "report" / "index.html"
-    assert summary.report.exists()
-    assert "index.html" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(monkeypatch, "demo", "--out", str(tmp_path / "out")) == 0
+    page = tmp_path / "out" / "induction" / "report" / "index.html"
+    assert page.exists()
+    said = capsys.readouterr().out
+    best = load_circuit(tmp_path / "out" / "induction" / "cells" / "heads-induction-stories")
+    in_order = (
+        "cost: 1 cell, about",
+        "what the best heads do",
+        f" {best.heads.lines[0].head} ",
+        f"induction in {best.model}: {best.count} of {best.curve.total} heads explain 90%.",
+        str(page),
+        "All tasks (induction, ioi): `gatelens demo --all`.",
+    )
+    places = [said.index(part) for part in in_order]
+    assert places == sorted(places)
     whole = run_demo(out=tmp_path / "out")  # beside it
     assert whole.outcomes["heads-induction-stories"].status == "done"
+    assert run(monkeypatch, "demo", "--all", "--task", "ioi") == 2

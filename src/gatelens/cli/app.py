@@ -12,13 +12,15 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.runtime.settings import REQUIRED, Settings, setting_fields
+from gatelens.runtime.interrupts import Interrupted, interrupt_on_sigterm
+from gatelens.runtime.settings import REQUIRED, Settings, requirement, setting_fields
 from gatelens.version import __version__
 
 COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {}
 """The function of each subcommand, and its settings class as ``module:Class``."""
+# typer does not export the base class of its errors about words, which belongs to click or to its own copy of click.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 _QUICK = "quick"  # the preset that has an option of its own
-_INTERRUPTED = "gatelens: interrupted; run the same command again to resume it."
 
 
 def command(name: str, settings: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -44,7 +46,6 @@ def make_app(asked: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         help="Find the few heads and edges of a language model that do a task, and prove it.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
@@ -69,7 +70,11 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. A mistake of the user ends with one sentence and exit code 2; a warning is one sentence."""
+    """Run the command line. A warning is one sentence.
+
+    Exit codes: 2 after a mistake of the user, 130 after Ctrl-C or SIGTERM, each with one sentence; 1 if some cells of a
+    study failed.
+    """
     show_warning = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
@@ -79,14 +84,36 @@ def main() -> None:
             show_warning(message, category, *args, **kwargs)
 
     warnings.showwarning = show
+    interrupt_on_sigterm()
     try:
-        make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
+        app = make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
+        code = app(sys.argv[1:] or ["--help"], prog_name="gatelens", standalone_mode=False)
     except GatelensError as error:
         print(f"gatelens: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:  # while a settings class is imported
-        print(_INTERRUPTED, file=sys.stderr)
-        sys.exit(130)
+        code = 2
+    except _USAGE_ERROR as error:
+        print(f"gatelens: {_usage_sentence(error)}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt as stop:  # while a settings class is imported
+        code = _stopped(stop)
+    sys.exit(code)
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """Say where the work stopped, and return the exit code."""
+    print(f"gatelens: {stop if isinstance(stop, Interrupted) else Interrupted(resumes=False)}", file=sys.stderr)
+    return 130
+
+
+def _usage_sentence(error: Any) -> str:
+    """What typer says about words that it cannot read, in one line, and where to look."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    name, pydantic_says, rule = message.partition(": Input should be ")
+    if pydantic_says:
+        message = f"{name}: {requirement(rule)}"
+    command = error.ctx.command_path if error.ctx is not None else "gatelens"
+    end = " See" if message.endswith("?") else ": see"
+    return f"{message[0].lower()}{message[1:]}{end} `{command} --help`."
 
 
 def _expand(function: Callable[..., None], settings: str | None) -> Callable[..., None]:
@@ -107,9 +134,8 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
                 values[name] = cls(**own)
         try:
             function(**values)
-        except KeyboardInterrupt:  # typer would end without a word
-            print(_INTERRUPTED, file=sys.stderr)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as stop:  # typer would end without a word
+            raise typer.Exit(_stopped(stop)) from None
 
     parameters = [inspect.Parameter("called", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     parameters += [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in ("load", "settings")]
@@ -123,7 +149,11 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
 
 def _preset_parameters(cls: type[Settings]) -> list[inspect.Parameter]:
     """The options ``--preset NAME`` and ``--quick``, if the settings have presets."""
-    names = f"settings under one name: {', '.join(cls.presets)}. Options that are given with it take precedence"
+    values = {
+        name: ", ".join(f"{key} {value}" for key, value in fields.items()) for name, fields in cls.presets.items()
+    }
+    presets = "; ".join(f"{name} ({values[name]})" for name in values)
+    names = f"settings under one name: {presets}. Options that are given with it take precedence"
     options: dict[str, Any] = {}
     if cls.presets:
         options["preset"] = None, Annotated[str | None, typer.Option(help=names)]

@@ -38,11 +38,11 @@ def circuit(
     console = Console()
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(task).stem, settings.level, settings.method)
-    weights, runs = memory_estimate(loaded, settings)
-    console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
     options = task_options(option, skip_bad)
+    weights, runs = memory_estimate(loaded, settings)
     if not is_finished(folder):
-        console.print(circuit_cost(loaded, task, settings, options), soft_wrap=True)
+        console.print(f"cost: {circuit_cost(loaded, task, settings, options)}", soft_wrap=True)
+        console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
     with Bars(console) as bars:
         result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense, progress=bars)
     if result.heads is not None:

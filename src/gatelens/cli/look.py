@@ -14,14 +14,43 @@ from gatelens.errors import GatelensError
 
 @command("demo")
 def demo(
-    task: Annotated[list[str] | None, typer.Option(help="run only this task; repeatable")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="the task: ioi, greater-than, docstring or ioi-long; repeatable; default: ioi"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="run all four tasks")] = False,
     out: Annotated[Path, typer.Option(help="the folder for the study and its report")] = Path("runs/demo"),
 ) -> None:
-    """Count how many heads do a task in the built-in models: dense SmolLM2 and its sparse version."""
-    from gatelens.jobs.demo import run_demo
+    """Show which heads and edges of SmolLM2 do a task, and how many its sparse version needs. Takes a few minutes."""
+    from rich.console import Console
+
+    from gatelens.cli.head_table import head_table
+    from gatelens.cli.tables import circuit_sentence
+    from gatelens.jobs.demo import demo_tasks, run_demo
     from gatelens.report.page import write_report
 
-    if run_demo(task, out, write_report=write_report).failed:
+    if task and every:
+        raise GatelensError("--all runs all tasks: give it without --task.")
+    known, console = demo_tasks(), Console()
+    tasks = [] if every else task or known[:1]
+    shown = ", ".join(tasks or known)
+    console.print(f"Which heads of SmolLM2 do {shown}, what do they do, and how many does its sparse version need?")
+    summary = run_demo(tasks, out, console=console, write_report=write_report)
+    circuits = summary.circuits()
+    for circuit in circuits:
+        if circuit.heads is not None:
+            console.print(head_table(circuit.heads))
+    for circuit in circuits:
+        console.print(circuit_sentence(circuit), soft_wrap=True)
+    for comparison in summary.multipliers:
+        console.print(f"{comparison.task}, {comparison.level}: dense / sparse = {comparison.shown}", soft_wrap=True)
+    for problem in (*summary.failures(), *summary.problems):
+        console.print(problem, markup=False, soft_wrap=True)
+    if summary.report is not None:
+        console.print(f"The page with the figures, the circuits and the attention: {summary.report}", soft_wrap=True)
+    if not every:
+        console.print(f"All tasks ({', '.join(known)}): `gatelens demo --all`.", soft_wrap=True)
+    if summary.failed:
         raise typer.Exit(1)
 
 

@@ -37,7 +37,7 @@ def gate(
     folder = out or default_folder(loaded.name, Path(task).stem, "gate")
     options = task_options(option, skip_bad)
     if not is_finished(folder):
-        console.print(str(roles_cost(loaded, task, settings, options)))
+        console.print(f"cost: {roles_cost(loaded, task, settings, options)}", soft_wrap=True)
     with Bars(console) as bars:
         result = find_roles(loaded, task, settings, out=folder, options=options, progress=bars)
     console.print(roles_table(result))
@@ -110,7 +110,7 @@ def contrast(
         "lose_options": task_options(lose_option, skip_bad),
     }
     if not is_finished(folder):
-        console.print(str(contrast_cost(loaded, keep, lose, settings, **options)))
+        console.print(f"cost: {contrast_cost(loaded, keep, lose, settings, **options)}", soft_wrap=True)
     with Bars(console) as bars:
         result = find_contrast(loaded, keep, lose, settings, out=folder, progress=bars, **options)
     console.print(contrast_table(result))
@@ -143,7 +143,7 @@ def relations(
     loaded = load(model)
     folder = out or default_folder(loaded.name, "relations")
     if not is_finished(folder):
-        console.print(str(relations_cost(loaded, settings, source)))
+        console.print(f"cost: {relations_cost(loaded, settings, source)}", soft_wrap=True)
     with Bars(console) as bars:
         result = find_relations(loaded, settings, source=source, out=folder, progress=bars)
     console.print(relations_table(result))

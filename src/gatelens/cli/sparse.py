@@ -36,8 +36,10 @@ def sparsify(
     """Post-train a model so that its attention uses few of its edges, at an unchanged loss."""
     from rich.console import Console
 
+    from gatelens.jobs.cost import sparsify_cost
     from gatelens.loading.builtin import path_of
     from gatelens.report.run_figures import draw_run
+    from gatelens.runtime.checkpoints import Checkpoints
     from gatelens.runtime.processes import is_main
     from gatelens.sparse.sparsify import sparsify as run
 
@@ -46,6 +48,9 @@ def sparsify(
     if load.device_map is not None:
         raise GatelensError("sparsify has no --device-map: use `accelerate launch` to spread a model over devices.")
     dense = load(model)
+    if is_main():
+        done = max(Checkpoints(out / "checkpoints").steps(), default=0)
+        print(f"cost: {sparsify_cost(dense, settings, min(done, settings.steps))}", flush=True)
     first = None if start is None else path_of(start)
     run(dense, text, settings, out, held_out=held_out or (), start=first, track=track, show=True)  # type: ignore[arg-type]
     if is_main():

@@ -17,6 +17,12 @@ def study(
     out: Annotated[Path | None, typer.Option(help="the folder of the study; default runs/FILE")] = None,
     engine: Annotated[str, typer.Option(help="local (this process) or ray (workers of Ray)")] = "local",
     address: Annotated[str | None, typer.Option(help="address of a Ray cluster; default: start Ray here")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="give every cell the sizes of its job's preset quick; default folder runs/FILE-quick"
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only list the cells, with time and memory")] = False,
 ) -> None:
     """Run a grid of models, tasks and settings. Cells that are done are skipped, and a failure stops no other cell."""
@@ -28,8 +34,8 @@ def study(
     from gatelens.report.page import write_report
 
     console = Console()
-    cells = read_study(file)
-    folder = out or Path("runs") / file.stem
+    cells = read_study(file, quick)
+    folder = out or Path("runs") / f"{file.stem}{'-quick' * quick}"
     if dry_run:
         console.print(estimates_table(cells, estimates(cells, folder)))
         return

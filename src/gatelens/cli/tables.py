@@ -72,6 +72,14 @@ def anatomy_table(model: Model, length: int) -> Table:
     return table
 
 
+def circuit_sentence(result: CircuitResult) -> str:
+    """How many gates do the task, in one sentence."""
+    noun, threshold = LEVELS[result.settings.level].noun, result.settings.threshold
+    return escape(
+        f"{result.task} in {result.model}: {result.count} of {result.curve.total:,} {noun} explain {threshold:.0%}."
+    )
+
+
 def circuit_table(result: CircuitResult) -> Table:
     """How many gates do the task, and how far that can be trusted."""
     validity, settings, curve = result.validity, result.settings, result.curve

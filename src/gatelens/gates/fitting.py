@@ -17,6 +17,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.runtime.context import Context
+from gatelens.runtime.interrupts import finishing_steps
 from gatelens.runtime.settings import ADDED, Settings
 from gatelens.tasks.base import ResponseBatch, ResponseTask
 
@@ -192,15 +193,19 @@ def fit_gates(
         until = min((fits.done[row] for row in fits.unfinished if fits.done[row] > first), default=last)
         saved_after, saved_at = first, time.monotonic()
         states = _updates(fits.state[rows, :3], range(first, until), objective.of_rows(rows), schedule)
-        for done, (state, losses) in enumerate(states, first + 1):
-            fits.advance(rows, state, losses)
-            some_ended = not {*rows} <= {*fits.unfinished}
-            if some_ended or done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS:
-                journal.keep(f"{names.file}.{names.process}", fits.packed(names.rows))
-                saved_after, saved_at = done, time.monotonic()
-            journal.reach(fits.slowest if some_ended else done)
-            if some_ended:
-                break
+        with finishing_steps() as stop:
+            for done, (state, losses) in enumerate(states, first + 1):
+                fits.advance(rows, state, losses)
+                some_ended = not {*rows} <= {*fits.unfinished}
+                due = done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS
+                if some_ended or due or stop.received:
+                    journal.keep(f"{names.file}.{names.process}", fits.packed(names.rows))
+                    saved_after, saved_at = done, time.monotonic()
+                journal.reach(fits.slowest if some_ended else done)
+                if stop.received:
+                    raise KeyboardInterrupt
+                if some_ended:
+                    break
     return fits.state[:, 0], fits.losses
 
 

@@ -25,6 +25,7 @@ from gatelens.gates.level import Level, PatchedGates, S
 from gatelens.gates.passes import attribute_batches, embedding_path
 from gatelens.model import Model
 from gatelens.runtime.context import UNLIMITED, Context
+from gatelens.runtime.interrupts import finishing_steps
 from gatelens.runtime.precision import widen
 from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import Bucket, CircuitTask
@@ -130,7 +131,7 @@ def _best_gates(
     def scores(attribution: Attribution) -> Tensor:
         return attribution.mean_products(embedding_path(model, attribution.batch, points))
 
-    orders = attribute_batches(level, model, task, scores, "eap-ig", context.part("start")).orders()
+    orders = attribute_batches(level, model, task, scores, "eap-ig", context.part("first-ranking")).orders()
     return [order[: max(1, round(settings.share * len(order)))] for order in orders]
 
 
@@ -211,16 +212,19 @@ class _Fit:
         state.give_to(optimizers)
         saved_after, saved_at = state.done, time.monotonic()
         self.journal.reach(reached + state.done)
-        while state.done < self.settings.updates:
-            self._update(parameters, multipliers, state.done)
-            for optimizer in optimizers:
-                optimizer.step()
-            state.done += 1
-            due = state.done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS
-            if due or state.done == self.settings.updates:
-                self.journal.keep(f"{name}.state", state.tensors())
-                saved_after, saved_at = state.done, time.monotonic()
-            self.journal.reach(reached + state.done)
+        with finishing_steps() as stop:
+            while state.done < self.settings.updates:
+                self._update(parameters, multipliers, state.done)
+                for optimizer in optimizers:
+                    optimizer.step()
+                state.done += 1
+                due = state.done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS
+                if due or stop.received or state.done == self.settings.updates:
+                    self.journal.keep(f"{name}.state", state.tensors())
+                    saved_after, saved_at = state.done, time.monotonic()
+                self.journal.reach(reached + state.done)
+                if stop.received:
+                    raise KeyboardInterrupt
         return parameters.detach()
 
     def _update(self, parameters: Tensor, multipliers: Tensor, update: int) -> None:

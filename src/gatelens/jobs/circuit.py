@@ -196,8 +196,10 @@ def _validate(
     check = ScoreCheck(Agreement(), ())
     if not settings.chosen_method.exact and settings.sample:
         few = take(circuits.task, CHECKED_PROMPTS)
-        own = score(circuits.model, few, settings, context.part("ours"))
-        check = check_scores(circuits.model, few, own, settings.sample, settings.ranking, context=context.part("exact"))
+        own = score(circuits.model, few, settings, context.part("check-the-scores"))
+        check = check_scores(
+            circuits.model, few, own, settings.sample, settings.ranking, context=context.part("check-by-patching")
+        )
     point = curve.point_at(settings.threshold)
     point = len(curve.asked) - 1 if point is None else point
     k = curve.asked[point]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatelens.gates import LEVELS
-from gatelens.jobs._timing import Cost, seconds_per_example
 from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, circuit_tasks
+from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.areas import mib_counts
 from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.describe import describe_cost
@@ -66,6 +66,6 @@ def circuit_cost(
     length = max(len(example.prompt_ids) for example in examples.examples)
     parts = circuit_parts(settings.replace(n=len(prompts)), Graph.of(model.anatomy), length)
     forwards = sum(parts.values())
-    cost = Cost(forwards, forwards * seconds_per_example(model, examples, Context(settings.memory_gb)))
+    cost = Cost(forwards, forwards * seconds_per_example(model, examples, Context(settings.memory_gb)), "prompt")
     shares = ", ".join(f"{name} {part / forwards:.0%}" for name, part in parts.items() if part)
     return f"{cost} ({shares}); {len(prompts)} prompts"

@@ -10,7 +10,7 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses
 from gatelens.jobs._task import Task, task_identity, task_of
-from gatelens.jobs._timing import Cost, seconds_per_example
+from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.contrast_result import ContrastResult, TwoTaskSettings, load_contrast, save_contrast
 from gatelens.methods.contrast import fit_contrast, hold_out
 from gatelens.methods.registry import FORWARD_BACKWARD

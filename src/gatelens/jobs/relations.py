@@ -15,7 +15,7 @@ from pathlib import Path
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses
 from gatelens.jobs._task import task_identity
-from gatelens.jobs._timing import Cost, seconds_per_example
+from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.relations_result import (
     HeldOutRelation,
     RelationsResult,

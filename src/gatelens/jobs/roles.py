@@ -10,7 +10,7 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.gates.responses import check_responses, share_known
 from gatelens.jobs._task import Task, task_identity, task_of
-from gatelens.jobs._timing import Cost, seconds_per_example
+from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.ablation import ablation_curve
 from gatelens.measures.roles_result import ORDERS, RolesResult, RolesSettings, load_roles, save_roles
 from gatelens.methods.head_gating import fit_head_gates

@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -73,6 +74,10 @@ class CircuitSettings(CurveSettings):
         json_schema_extra=EXECUTION,
     )
     memory_gb: float = Field(default=MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"n": 8, "steps": 3, "points": 12, "random_points": 0, "sample": 0, "areas": "none", "describe": 5}
+    }
 
     def model_post_init(self, _: object) -> None:
         super().model_post_init(_)

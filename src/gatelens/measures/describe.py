@@ -66,7 +66,7 @@ def describe(
             f"{dense.name} has {dense.n_layers} x {dense.n_heads} heads and {model.name} {model.n_layers} x "
             f"{model.n_heads}: give the dense model that the sparse one was made from."
         )
-    beside = _table(dense, task, chosen, context.part("dense"))
+    beside = _table(dense, task, chosen, context.part("dense-model"))
     return HeadTable(**{**vars(table), "dense": beside})
 
 
@@ -79,7 +79,7 @@ def chosen_heads(model: Model, task: CircuitTask, heads: Any, context: Context) 
     """The heads that were asked for (`describe`); none if the gates of the scores do not belong to heads."""
     if isinstance(heads, int) and not isinstance(heads, bool):
         eap = method_named("eap")
-        scores = eap.score(HEADS, model, task, eap.settings(), context.part("choice"))
+        scores = eap.score(HEADS, model, task, eap.settings(), context.part("choose-heads"))
         return best_heads(scores, heads)
     if isinstance(heads, Scores):
         return best_heads(heads, 10)

@@ -99,7 +99,7 @@ def explained_effect(
     if len(tasks) != len(all_scores):
         raise GatelensError(f"{len(tasks)} tasks and {len(all_scores)} scores: give the scores of each task.")
     circuits = [
-        settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"{i}"))
+        settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"seed-{i}"))
         for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
     ]
     return with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)

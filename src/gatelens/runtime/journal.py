@@ -35,6 +35,7 @@ class Clock:
     def __init__(self, folder: Path | None = None, progress: Progress | None = None) -> None:
         self._path, self._progress = None if folder is None else folder / "seconds.json", progress
         self._start = time.monotonic() - self._earlier_seconds()
+        self.reached = ""  # the piece or step that was reported last
 
     @property
     def seconds(self) -> float:
@@ -42,6 +43,7 @@ class Clock:
         return time.monotonic() - self._start
 
     def __call__(self, title: str, done: int, total: int) -> None:
+        self.reached = f"{title}, {done} of {total}"
         if self._path is not None and self._path.parent.is_dir():
             with suppress(OSError):  # if the disk is full, writing the next piece raises the error
                 write_json(self._path, {"seconds": self.seconds})
@@ -62,7 +64,7 @@ class Journal:
     Arguments:
         folder: where the pieces are saved; None saves nothing.
         progress: is called after every piece.
-        prefix: the start of the name of every piece.
+        prefix: the start of the name of every piece, and of the title of every phase.
     """
 
     def __init__(self, folder: Path | None = None, progress: Progress | None = None, prefix: str = "") -> None:
@@ -82,7 +84,8 @@ class Journal:
         """Report how many pieces or steps are done."""
         self.done = done
         if self.progress is not None:
-            self.progress(f"{self.prefix}{self.title}", self.done, self.total)
+            part = self.prefix.replace("-", " ").replace(".", ": ")
+            self.progress(f"{part}{self.title}", self.done, self.total)
 
     def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
         """The piece with this name: read from the folder if it is there, otherwise computed and saved.

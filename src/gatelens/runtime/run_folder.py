@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from gatelens.errors import GatelensError
 from gatelens.runtime.context import MEMORY_GB, Context
 from gatelens.runtime.files import make_folder, read_json, remove_half_written, write_json
+from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.journal import Clock, Journal, Progress
 from gatelens.runtime.processes import Processes, is_main
 from gatelens.runtime.settings import Settings
@@ -94,7 +95,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # An interruption becomes one that says where the run stopped.
         self._release_lock(remove=self.complete)
+        if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
+            raise Interrupted(self._clock.reached, resumes=self.path is not None) from error
 
     @property
     def seconds(self) -> float:

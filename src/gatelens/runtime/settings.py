@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from gatelens.errors import GatelensError
 
@@ -147,7 +146,7 @@ def explain(error: ValidationError, cls: type[BaseModel], where: str = "") -> st
     if detail["type"] == "literal_error":
         field = _owner(cls, path).model_fields.get(path[-1])
         return unknown_name(path[-1], detail["input"], literal_choices(field) if field is not None else [], before)
-    return f"{name} is {detail['input']!r}: {_requirement(detail)}."
+    return f"{name} is {detail['input']!r}: {requirement(detail['msg'])}."
 
 
 def _owner(cls: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
@@ -207,12 +206,12 @@ def literal_choices(field: FieldInfo) -> Sequence[str]:
     return [str(choice) for part in (nested or [annotation]) for choice in get_args(part)]
 
 
-def _requirement(detail: ErrorDetails) -> str:
+def requirement(message: str) -> str:
     """pydantic's message as the second half of a sentence: "it must be ..." or, for a list, "it must have ..."."""
-    message = detail["msg"]
     _, has_length, length = message.partition(" should have ")
     if has_length:
         return f"it must have {length.partition(' after validation')[0]}"
+    message = message.partition(", unable to parse")[0]
     for start in ("Input should be ", "Value error, ", "Assertion failed, "):
         message = message.removeprefix(start)
     for phrase, plain in _PLAIN.items():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import run
 from families import tiny
+from rich.console import Console
 from studies import write_study
 from toys import random_task
 
 from gatelens import CircuitSettings, Model
 from gatelens.gates import LEVELS
 from gatelens.jobs.circuit import score
-from gatelens.jobs.circuit_cost import circuit_forwards
+from gatelens.jobs.circuit_cost import circuit_cost, circuit_forwards
+from gatelens.jobs.cost import sparsify_cost
 from gatelens.jobs.roles import roles_forwards
 from gatelens.jobs.study.cost import estimates, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
@@ -23,6 +26,7 @@ from gatelens.jobs.study.run import run_study
 from gatelens.measures.effect import explained_effect
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model.graph import Graph
+from gatelens.sparse.sparsify import SparsifySettings
 
 GRAPH, LENGTH = Graph(n_layers=2, n_heads=5, n_kv_heads=5), 8  # 10 heads
 
@@ -61,6 +65,18 @@ def small(**changes: Any) -> CircuitSettings:
 def test_forwards_of_a_circuit(settings: CircuitSettings, forwards: float) -> None:
     whole = 2 * settings.seeds * settings.n * LEVELS[settings.level].cost.circuit  # all gates open, all gates closed
     assert circuit_forwards(settings, GRAPH, LENGTH) == forwards + whole
+
+
+def test_cost_of_a_circuit_counts_its_own_prompts() -> None:
+    model, task = tiny("llama"), random_task(n=4)
+    forwards = circuit_forwards(small(), Graph.of(model.anatomy), task.buckets[0].clean.shape[1])
+    assert circuit_cost(model, task, small(n=9)).startswith(f"about {forwards:,.0f} forward passes of one prompt, ")
+
+
+def test_cost_of_sparsify_is_that_of_the_steps_that_are_left() -> None:
+    settings = SparsifySettings(steps=10, length=8, accumulate=3)
+    # one forward of the dense model, and a forward-backward of the sparse one, for each batch
+    assert sparsify_cost(tiny("llama"), settings, steps_done=4).forwards == 6 * 3 * (1 + 2)
 
 
 def test_forwards_of_gates() -> None:
@@ -126,6 +142,27 @@ class TestDryRun:
         assert " 4.0 GB" in rows["heads-induction-dense"]
         assert "guessed" in rows["heads-induction-olmo"]
         assert " 18.0 GB" in rows["heads-induction-olmo"]  # 14 of weights
+
+    def test_quick_replaces_the_sizes_of_the_file(self, place: Path) -> None:
+        file = write_study(place, gate=True)
+        quick = read_study(file, quick=True)
+        assert quick.title.endswith(", quick")
+        for cell, usual in zip(quick.cells, read_study(file).cells, strict=True):
+            preset = type(cell.settings).presets["quick"]
+            assert {name: getattr(cell.settings, name) for name in preset} == preset
+            assert cell.settings.level == usual.settings.level if cell.kind == "circuit" else True
+
+    @pytest.mark.usefixtures("no_report")
+    def test_a_study_says_its_cost_first(self, place: Path) -> None:
+        printed = Console(file=StringIO(), width=200)
+        study = read_study(write_study(place))
+        costs = estimates(study, place / "out")
+        run_study(study, place / "out", console=printed)
+        said = printed.file.getvalue()
+        forwards = sum(cost.forwards for cost in costs)
+        assert said.startswith(f"cost: 2 cells, about {forwards:,.0f} forward passes of one prompt, ")
+        run_study(study, place / "out", console=printed)
+        assert printed.file.getvalue().count("cost:") == 1  # all are done
 
     @pytest.mark.usefixtures("no_report")
     def test_knows_what_is_done_and_what_cannot_be(self, place: Path) -> None:

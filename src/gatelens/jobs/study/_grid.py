@@ -45,12 +45,19 @@ class Section(Override):
     model: dict[str, Override] = Field(default={})
 
 
-def expand(section: Section, job: Job, place: KeyPath, models: Mapping[str, ModelSpec]) -> Iterator[Cell]:
+def expand(
+    section: Section,
+    job: Job,
+    place: KeyPath,
+    models: Mapping[str, ModelSpec],
+    instead: Mapping[str, Any] | None = None,
+) -> Iterator[Cell]:
     """The cells of a section.
 
     Arguments:
         place: where the section is in the file.
         models: all models of the study by their labels.
+        instead: settings that replace those of the file.
     """
     tasks, labels = section.tasks, list(models) if section.models is None else section.models
     _check_names(place / "tasks", tasks)
@@ -69,6 +76,7 @@ def expand(section: Section, job: Job, place: KeyPath, models: Mapping[str, Mode
         for part, part_place in parts:
             for name, value in _settings(part, part_place, job).items():
                 axes[name] = _values(part_place / name, value, job)
+        axes |= {name: [value] for name, value in (instead or {}).items()}
         for settings, varied in _combinations(axes, place, job):
             name = cell_name(job.level(settings), task, label, varied)
             yield Cell(name, job.kind, models[label], task, sources[task], settings, options, varied, files)

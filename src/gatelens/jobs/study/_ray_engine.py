@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +60,15 @@ def _connect(address: str | None) -> Any:
 
     if ray.is_initialized():
         raise GatelensError("this process is already connected to Ray: call ray.shutdown() first.")
+    on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray replaces it by one that exits without a word
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = f"connect to the cluster at {address}" if address else "start Ray on this machine"
         message = " ".join(str(error).split()).rstrip(".")
         raise GatelensError(f"cannot {where} ({message}): check --address, or use --engine local.") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)
     return ray
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
-from gatelens.jobs._timing import duration
+from gatelens.jobs.cost import duration, seconds_per_forward
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study._work import OneModel, reason_of
@@ -73,10 +72,23 @@ class Estimate:
     done: bool = False
 
 
-def estimates(study: Study, out: Path) -> list[Estimate]:
-    """The cost of every cell. Models that are on this machine are loaded, one after the other."""
-    folder, models = StudyFolder(out), OneModel()
-    return [_estimate(cell, folder, models) for cell in study.cells]
+def estimates(study: Study, out: Path, models: OneModel | None = None) -> list[Estimate]:
+    """The cost of every cell. Models that are on this machine are loaded, one after the other.
+
+    Arguments:
+        models: loads the models. It keeps the first model of the study, which a run of the study needs first.
+    """
+    folder, models = StudyFolder(out), models or OneModel()
+    return [_estimate(cell, folder, models) for cell in reversed(study.cells)][::-1]
+
+
+def to_do(costs: list[Estimate]) -> str:
+    """What all cells that are not done will take, as part of a sentence."""
+    left = [cost for cost in costs if not cost.done]
+    forwards = sum(cost.forwards for cost in left)
+    known = [cost.seconds for cost in left if cost.seconds is not None]
+    time = f", {duration(sum(known))} on this machine" if len(known) == len(left) else ""
+    return f"{len(left)} cell{'s' * (len(left) != 1)}, about {forwards:,.0f} forward passes of one prompt{time}"
 
 
 def estimates_table(study: Study, costs: list[Estimate]) -> Table:
@@ -139,19 +151,10 @@ def _is_here(spec: ModelSpec) -> bool:
 def _measure(cell: Cell, model: Model) -> Measurement:
     """The model's own shape, and the time of one forward pass of a few prompts of the task."""
     task = make_task(cell.where, model, n=_TIMED_PROMPTS, seed=0, **cell.task_options)
-    tokens = cell.job.tokens(task).to(model.device)
-    seconds = min(_time_forward(model, tokens) for _ in range(2))  # the first one warms up
+    tokens = cell.job.tokens(task)
+    seconds = seconds_per_forward(model, tokens)
     weights, runs = cell.job.memory(model, cell.settings)
     return Measurement(Graph.of(model.anatomy), tokens.shape[1], seconds / len(tokens), weights, runs, "measured")
-
-
-def _time_forward(model: Model, tokens: Tensor) -> float:
-    start = time.perf_counter()
-    with torch.no_grad():
-        model.hf(tokens)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _guess(cell: Cell) -> Measurement:

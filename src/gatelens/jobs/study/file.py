@@ -59,12 +59,15 @@ class Study:
     cells: list[Cell]
 
 
-def read_study(path: str | Path) -> Study:
+def read_study(path: str | Path, quick: bool = False) -> Study:
     """Read and check a study file. No model is loaded, and only folders of this machine are looked at.
 
     Example:
         study = read_study("examples/heads-kept.toml")
         print([cell.name for cell in study.cells])
+
+    Arguments:
+        quick: give every cell the sizes of its job's preset ``quick``, whatever the file says.
     """
     root = KeyPath(Path(path))
     file = root.check(_study_class(), read_toml(root.file))
@@ -73,7 +76,7 @@ def read_study(path: str | Path) -> Study:
     places: dict[str, KeyPath] = {}
     for job in JOBS.values():
         for section, place in _sections(root / job.kind, getattr(file, job.kind)):
-            for cell in expand(section, job, place, models):
+            for cell in expand(section, job, place, models, job.settings.presets["quick"] if quick else {}):
                 if cell.name in cells:
                     raise place.error(
                         f"the cell {cell.name} is already in {places[cell.name].path}. For several values of a setting "
@@ -85,7 +88,8 @@ def read_study(path: str | Path) -> Study:
         raise root.error(f"there is nothing to run: a study needs a section {names} with tasks.")
     labels = list(models)
     in_order = sorted(cells.values(), key=lambda cell: labels.index(cell.model.label))
-    return Study(file.title or root.file.stem, root.file, models, in_order)
+    title = f"{file.title or root.file.stem}{', quick' * quick}"
+    return Study(title, root.file, models, in_order)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

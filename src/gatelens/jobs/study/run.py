@@ -14,11 +14,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gatelens.errors import GatelensError
+from gatelens.jobs.cost import duration
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import Outcome, StudyFolder
 from gatelens.jobs.study._work import OneModel, run_cell
+from gatelens.jobs.study.cost import Estimate, estimates, to_do
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.summary import Summary, compare
+from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.processes import n_processes
 from gatelens.runtime.settings import unknown_name
 
@@ -80,8 +83,12 @@ def run_study(
         run = partial(run_on_ray, address=address)
     folder.claim(study)
     display = Display(console or Console(stderr=True), len(study.cells))
-    with display.progress:
-        outcomes = run(study, folder, display)
+    try:
+        with display.progress:
+            outcomes = run(study, folder, display)
+    except KeyboardInterrupt as error:
+        within = error.where if isinstance(error, Interrupted) else ""
+        raise Interrupted(": ".join(filter(None, (display.cell, within)))) from error
     return _finish(study, folder, outcomes, write_report)
 
 
@@ -95,6 +102,16 @@ class Display:
         self.all = self.progress.add_task("cells", total=total)
         self.part = self.progress.add_task("", total=None, visible=False)
         self.cell = ""
+        self._costs: dict[str, float] = {}  # estimated seconds of the cells that are not done
+        self._spent, self._started = 0.0, 0.0  # estimated seconds of the cells that are done, and when they began
+
+    def expect(self, costs: list[Estimate]) -> None:
+        """Say what the cells will take, and show from now on how much time is left."""
+        if any(not cost.done for cost in costs):
+            self.progress.console.print(f"cost: {to_do(costs)}", highlight=False, soft_wrap=True)
+        self._costs = {cost.cell.name: cost.seconds or 0.0 for cost in costs if not cost.done}
+        self._started = time.monotonic()
+        self._show_left()
 
     def at(self, title: str) -> None:
         """Show what is being worked on."""
@@ -110,11 +127,21 @@ class Display:
         if outcome.status == "failed":
             self.progress.console.print(f"{escape(outcome.name)} failed: {escape(outcome.reason or '')}", style="red")
         self.progress.advance(self.all)
+        self._spent += self._costs.pop(outcome.name, 0.0)
+        self._show_left()
+
+    def _show_left(self) -> None:
+        """The estimated time of all cells that are left, corrected by how long the others took."""
+        pace = (time.monotonic() - self._started) / self._spent if self._spent else 1.0
+        left = pace * sum(self._costs.values())
+        self.progress.update(self.all, description=f"cells, about {duration(left)} left" if left else "cells")
 
 
 def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
     """Run all cells in this process. Cells that another process works on come last, when that process is done."""
     started, models = time.time(), OneModel()
+    display.at("load the models and estimate the cost")
+    display.expect(estimates(study, folder.out, models))
     outcomes: dict[str, Outcome] = {}
     waiting = running_order(study.cells)
     while waiting:
@@ -149,7 +176,7 @@ def _finish(
 ) -> Summary:
     """Write the summary, then the report of all cells that are done."""
     in_order = {cell.name: outcomes[cell.name] for cell in study.cells}
-    summary = Summary(study, in_order, {})
+    summary = Summary(study, in_order, {}, folder=folder)
     with folder.lock_all():
         try:
             summary = replace(summary, comparisons=compare(study.cells, in_order, folder))

@@ -71,6 +71,7 @@ class Summary:
         comparisons: the multiplier of each cell of a sparse model that can be compared, by the name of the cell.
         report: the page of the report, if there is one.
         problems: what went wrong with the summary or the report, one sentence each.
+        folder: where the runs are.
     """
 
     study: Study
@@ -78,6 +79,7 @@ class Summary:
     comparisons: dict[str, Comparison]
     report: Path | None = None
     problems: tuple[str, ...] = ()
+    folder: StudyFolder | None = None
 
     @property
     def failed(self) -> int:
@@ -88,6 +90,14 @@ class Summary:
     def multipliers(self) -> list[Comparison]:
         """All multipliers, in the order of the cells."""
         return list(self.comparisons.values())
+
+    def circuits(self) -> list[CircuitResult]:
+        """The circuits of all cells that are done, in the order of the cells."""
+        done = [cell for cell in self.study.cells if self.outcomes[cell.name].status == "done"]
+        loaders = [(cell, cell.job.load) for cell in done if cell.job.load is not None]
+        return [
+            load(self.folder.run_folder(cell), cell.model.dense) for cell, load in loaders if self.folder is not None
+        ]
 
     def cells(self) -> list[CellSummary]:
         """One entry for each cell. A multiplier is in the entry of the sparse model."""

@@ -36,6 +36,7 @@ from gatelens.model import Model
 from gatelens.model.anatomy import describe
 from gatelens.runtime.checkpoints import Checkpoints
 from gatelens.runtime.files import is_about_files
+from gatelens.runtime.interrupts import Interrupted, finishing_steps
 from gatelens.runtime.journal import Journal
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.runtime.processes import Processes
@@ -208,7 +209,7 @@ def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None,
     log = Log(log_folder, done)
     judged = Log(log_folder, done, ("step", *(f"{name} {column}" for name in held_out for column in JUDGED)), "judged")
     at_once = settings.batch * settings.accumulate * accelerator.num_processes
-    with displayed(show, done, settings.steps) as display:
+    with displayed(show, done, settings.steps) as display, finishing_steps() as stop:
         for step in range(done, settings.steps):
             start = time.perf_counter()
             record: Record = {"step": step + 1, **training.step(step)}
@@ -223,10 +224,20 @@ def _train(training: Training, held_out: dict[str, Tensor], folder: Path | None,
                 judged.add({"step": step + 1, **numbers})
                 accelerator.log(numbers, step=step + 1)
                 display.say("  ".join(f"{key} {value:.4f}" for key, value in numbers.items()))
-            if checkpoints is not None and (is_last or (step + 1) % settings.checkpoint_every == 0):
+            stops = _any_process(accelerator, stop.received)
+            if checkpoints is not None and (is_last or stops or (step + 1) % settings.checkpoint_every == 0):
                 checkpoints.write(step + 1, partial(training.save, steps=step + 1))
+            if stops:
+                raise Interrupted(f"step {step + 1}", resumes=checkpoints is not None)
     log.write_json()
     judged.write_json()
+
+
+def _any_process(accelerator: Any, here: bool) -> bool:
+    """Whether something is true in any process: all of them must stop after the same step."""
+    if here:
+        accelerator.set_trigger()
+    return bool(accelerator.check_trigger())
 
 
 def _restore(training: Training, checkpoints: Checkpoints) -> int:

@@ -35,10 +35,21 @@ PUBLISHED: dict[str, Any] = {
 the cross-entropy stays at its target. What the paper does not say (target, rates, steps) is our choice."""
 
 
+QUICK: dict[str, Any] = {
+    "steps": 60,
+    "batch": 1,
+    "length": 128,
+    "keys": 4.0,
+    "checkpoint_every": 20,
+    "judge_sequences": 4,
+}
+"""A few minutes on two cores for SmolLM2: enough to see keys close, not for a good model."""
+
+
 class SparsifySettings(Settings):
     """Sparse post-training: how long, on which batches, what is minimised and what is held, which weights, how fast."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": PUBLISHED}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": PUBLISHED, "quick": QUICK}
 
     steps: int = Field(1000, ge=1, description="Updates of the weights.", json_schema_extra=EXECUTION)
     batch: int = Field(2, ge=1, description="Sequences that one process reads at a time.")

@@ -1,0 +1,68 @@
+"""Jobs that get a signal at a known piece of work, for tests to start as a process of its own.
+
+python interrupted.py < JOBS: one line of JSON for each job, {"words": [...], "signal": "SIGINT", "at": 3}. The job is
+the command line with these words; it gets the signal when it reports piece or step number `at` for the first time. The
+process prints one line of JSON for each job: its exit code and what it wrote to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import gatelens.jobs.demo
+from gatelens import cli
+from gatelens.runtime.journal import Journal
+from gatelens.sparse.sparsify._training import Training
+
+
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "demo" in job:
+            gatelens.jobs.demo.STUDY = Path(job["demo"])
+        said = io.StringIO()
+        sys.argv = ["gatelens", *job["words"]]
+        with interrupting(job["at"], signal.Signals[job["signal"]]), contextlib.redirect_stderr(said):
+            try:
+                cli.main()
+            except SystemExit as end:
+                print(json.dumps({"code": end.code, "stderr": said.getvalue()}), file=sys.__stdout__, flush=True)
+
+
+@contextlib.contextmanager
+def interrupting(at: int, number: signal.Signals) -> Any:
+    """Send this process a signal when the first phase of the work reaches this number."""
+    reach, step, sent = Journal.reach, Training.step, []
+
+    def send() -> None:
+        if not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    def reach_and_send(self: Journal, done: int) -> None:
+        reach(self, done)
+        if done == at:
+            send()
+
+    def send_and_step(self: Training, number: int) -> Any:
+        if number + 1 == at:
+            send()
+        return step(self, number)
+
+    Journal.reach, Training.step = reach_and_send, send_and_step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Journal.reach, Training.step = reach, step  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    main()
