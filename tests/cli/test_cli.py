@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,6 +36,19 @@ class TestHelp:
         said = capsys.readouterr().out
         for option in ("--level", "--method", "--steps", "--out", "--memory-gb", "--seeds", "--threshold", "--ranking"):
             assert option in said
+
+    @pytest.mark.parametrize("command", ["circuit", "gate", "contrast", "relations", "sparsify"])
+    def test_common_options_come_before_advanced_ones(
+        self, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        run(monkeypatch, command, "--help")
+        common, advanced = capsys.readouterr().out.split(" Advanced options ")
+        advanced, loading = advanced.split(" Loading the model ")
+        listed = [set(re.findall(r"│ (--[a-z0-9-]+)", part)) for part in (common, advanced, loading)]
+        assert {"--out", "--quick", "--batch" if command != "circuit" else "--n"} <= listed[0]
+        assert {"--clip"} <= listed[1] if command != "circuit" else {"--refine"} <= listed[1]
+        assert {"--device", "--dtype"} <= listed[2]
 
     def test_every_registered_method_is_listed(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -110,6 +124,31 @@ class TestMistakes:
         assert said.startswith("gatelens: ")
         assert len(said.splitlines()) == 1
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["circuit", "MODEL", "iou"], "no task 'iou'"),
+            (["circuit", "MODEL", "ioi", "--n", "900000000"], "n is 900,000,000: a task has 1 to 1,000,000 prompts."),
+            (["circuit", "MODEL", "ioi", "--option", "colour=red"], "the task ioi has no option 'colour'"),
+            (["circuit", "MODEL", "missing.jsonl"], "missing.jsonl cannot be read: there is no such file"),
+            (["gate", "MODEL", "syntaxx"], "no task 'syntaxx'"),
+            (["contrast", "MODEL", "ioi", "iou"], "no task 'iou'"),
+            (["contrast", "MODEL", "ioi", "ioi"], "ioi cannot be kept and lost at once"),
+            (["effect", "MODEL", "iou", "circuit.json"], "no task 'iou'"),
+            (["tasks", "iou", "--model", "MODEL"], "no task 'iou'"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_are_found_before_the_model_is_loaded(
+        self, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def load(*args: object, **kwargs: object) -> None:
+            raise AssertionError("the model was loaded")
+
+        monkeypatch.setattr("gatelens.jobs.load_settings.LoadSettings.open", load)
+        assert run(monkeypatch, *words) == 2
+        assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -256,7 +256,7 @@ def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:
 def test_another_request_in_the_same_folder_is_refused(stories: Model, tmp_path: Path) -> None:
     settings = RolesSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
     find_roles(stories, "induction", settings, out=tmp_path / "run")
-    with pytest.raises(GatelensError, match="holds a run with settings"):
+    with pytest.raises(GatelensError, match="holds a run with updates 1, not 2: "):
         find_roles(
             stories, "induction", RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
         )

@@ -301,3 +301,12 @@ def test_other_endings(tmp_path: Path) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="no file"):
         read_graph(tmp_path / "graph.json", GRAPHS["plain"])
+
+
+@pytest.mark.parametrize("ending", ["json", "pt"])
+def test_a_model_of_another_width(ending: str, tmp_path: Path) -> None:
+    graph, path = GRAPHS["plain"], tmp_path / f"graph.{ending}"
+    write_graph(path, *some(graph), 48)
+    read_graph(path, graph, 48)
+    with pytest.raises(GatelensError, match="a model of width 48, but this model has width 64"):
+        read_graph(path, graph, 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from gatelens.errors import GatelensError
 from gatelens.runtime.context import Context
 from gatelens.runtime.files import read_json
-from gatelens.runtime.run_folder import RunFolder
+from gatelens.runtime.run_folder import RunFolder, refuse_another_request
 
 ASKED = {"kind": "test", "settings": {"n": 1}}
 
@@ -45,7 +46,7 @@ def test_a_run_that_was_interrupted_resumes_with_its_pieces(tmp_path: Path) -> N
 def test_another_request_is_refused_and_the_difference_is_named(tmp_path: Path) -> None:
     with RunFolder(tmp_path, ASKED):
         pass
-    with pytest.raises(GatelensError, match=r"holds a run with settings \{'n': 1\}, not \{'n': 2\}"):
+    with pytest.raises(GatelensError, match=r"holds a run with n 1, not 2: repeat the first request"):
         RunFolder(tmp_path, {**ASKED, "settings": {"n": 2}}).__enter__()
 
 
@@ -126,3 +127,47 @@ def test_a_request_is_withdrawn_by_the_start_that_made_it(tmp_path: Path) -> Non
     with RunFolder(tmp_path / "out", asked) as run:
         run.withdraw()
     assert (tmp_path / "out" / "pieces" / "a.safetensors").exists()
+
+
+class TestAnotherRequest:
+    """The error names the settings that differ, not fingerprints."""
+
+    SAVED: ClassVar[dict[str, Any]] = {
+        "kind": "circuit",
+        "model": {"name": "smollm2", "fingerprint": "a" * 64, "dtype": "float32"},
+        "task": {"name": "ioi", "n": 8, "options": {"length": 4}, "fingerprints": ["b" * 64]},
+        "settings": {"n": 8, "level": "heads"},
+    }
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"settings": {"n": 9, "level": "heads"}}, "n 8, not 9"),
+            ({"model": {"name": "gpt2", "fingerprint": "c" * 64, "dtype": "float32"}}, "model smollm2, not gpt2"),
+            (
+                {"task": {"name": "ioi", "n": 8, "options": {}, "fingerprints": ["d" * 64]}},
+                "task options length 4, not none",
+            ),
+            (  # the number of prompts is in the task and in the settings, and is said once
+                {
+                    "task": {"name": "ioi", "n": 9, "options": {"length": 4}, "fingerprints": ["d" * 64]},
+                    "settings": {"n": 9, "level": "edges"},
+                },
+                "n 8, not 9; level heads, not edges",
+            ),
+            ({"model": {"name": "smollm2", "fingerprint": "c" * 64, "dtype": "float32"}}, "other weights of the model"),
+            (
+                {"task": {"name": "ioi", "n": 8, "options": {"length": 4}, "fingerprints": ["d" * 64]}},
+                "other prompts",
+            ),
+        ],
+    )
+    def test_says_what_differs(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(GatelensError) as error:
+            refuse_another_request(Path("out"), self.SAVED, {**self.SAVED, **change})
+        assert str(error.value) == (
+            f"out holds a run with {message}: repeat the first request to resume it, or give another folder."
+        )
+
+    def test_the_same_request_is_accepted(self) -> None:
+        refuse_another_request(Path("out"), self.SAVED, dict(self.SAVED))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from gatelens.errors import GatelensError, GatelensWarning
+from gatelens.jobs.load_settings import LoadSettings
 from gatelens.runtime.interrupts import Interrupted, interrupt_on_sigterm
 from gatelens.runtime.settings import REQUIRED, Settings, requirement, setting_fields
 from gatelens.version import __version__
@@ -187,10 +188,19 @@ def _parameters(cls: type[Settings]) -> list[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if field.default is REQUIRED else field.default,
-            annotation=Annotated[_option_type(field.annotation), typer.Option(help=field.help)],
+            annotation=Annotated[
+                _option_type(field.annotation), typer.Option(help=field.help, rich_help_panel=_panel(cls, field.name))
+            ],
         )
         for field in setting_fields(cls)
     ]
+
+
+def _panel(cls: type[Settings], field: str) -> str | None:
+    """The part of the help in which a field is listed. Options that most users need come first."""
+    if issubclass(cls, LoadSettings):
+        return "Loading the model"
+    return None if cls.common is None or field in cls.common else "Advanced options"
 
 
 def _option_type(hint: Any) -> Any:

@@ -34,11 +34,13 @@ def circuit(
     from gatelens.jobs.circuit import find_circuit, memory_estimate
     from gatelens.jobs.circuit_cost import circuit_cost
     from gatelens.runtime.run_folder import is_finished
+    from gatelens.tasks import check_task
 
     console = Console()
+    options = task_options(option, skip_bad)
+    check_task(task, settings.n, options)
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(task).stem, settings.level, settings.method)
-    options = task_options(option, skip_bad)
     weights, runs = memory_estimate(loaded, settings)
     if not is_finished(folder):
         console.print(f"cost: {circuit_cost(loaded, task, settings, options)}", soft_wrap=True)
@@ -72,12 +74,15 @@ def effect(
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph
     from gatelens.runtime.context import Context
+    from gatelens.tasks import check_task
     from gatelens.tasks import task as make_task
 
+    options = task_options(option, skip_bad)
+    check_task(task, n, options)
     loaded = load(model)
     model_graph = Graph.of(loaded.anatomy)
-    _, circuit_edges = read_graph(graph, model_graph)
-    prompts = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
+    _, circuit_edges = read_graph(graph, model_graph, loaded.anatomy.width)
+    prompts = make_task(task, loaded, n=n, seed=seed, **options)
     inside, rest = edges_effect(loaded, prompts, circuit_edges, context=Context(memory_gb))  # type: ignore[arg-type]
     count = int(model_graph.on_a_path(circuit_edges[None]).sum())
     print(

@@ -103,6 +103,7 @@ def tasks(
     """List the tasks. With a TASK and --model, show some prompts and how well the model does."""
     from rich.console import Console
 
+    from gatelens.tasks import check_task
     from gatelens.tasks import task as make_task
     from gatelens.tasks.preview import listing, preview, render
 
@@ -112,6 +113,8 @@ def tasks(
         return
     if task is None or model is None:
         raise GatelensError("to try a task, give a TASK and a --model: `gatelens tasks ioi --model smollm2`.")
+    options = task_options(option, skip_bad)
+    check_task(task, n, options)
     loaded = load(model)
-    prompts = make_task(task, loaded, n=n, seed=seed, **task_options(option, skip_bad))
+    prompts = make_task(task, loaded, n=n, seed=seed, **options)
     console.print(render(preview(loaded, prompts)))

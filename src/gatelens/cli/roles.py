@@ -31,11 +31,13 @@ def gate(
     from gatelens.jobs.roles import find_roles, roles_cost
     from gatelens.runtime.processes import is_main
     from gatelens.runtime.run_folder import is_finished
+    from gatelens.tasks import check_task
 
     console = Console(quiet=not is_main())
+    options = task_options(option, skip_bad)
+    check_task(task, settings.n + settings.held_out, options)
     loaded = load(model)
     folder = out or default_folder(loaded.name, Path(task).stem, "gate")
-    options = task_options(option, skip_bad)
     if not is_finished(folder):
         console.print(f"cost: {roles_cost(loaded, task, settings, options)}", soft_wrap=True)
     with Bars(console) as bars:
@@ -101,14 +103,21 @@ def contrast(
     from gatelens.jobs.contrast import contrast_cost, find_contrast
     from gatelens.runtime.processes import is_main
     from gatelens.runtime.run_folder import is_finished
+    from gatelens.tasks import check_task
 
     console = Console(quiet=not is_main())
-    loaded = load(model)
-    folder = out or default_folder(loaded.name, Path(keep).stem, Path(lose).stem, "contrast")
     options = {
         "keep_options": task_options(keep_option, skip_bad),
         "lose_options": task_options(lose_option, skip_bad),
     }
+    for name, own in zip((keep, lose), options.values(), strict=True):
+        check_task(name, settings.n, own)
+    if keep == lose and options["keep_options"] == options["lose_options"]:
+        raise GatelensError(
+            f"{keep} cannot be kept and lost at once: give two tasks, or --keep-option and --lose-option that differ."
+        )
+    loaded = load(model)
+    folder = out or default_folder(loaded.name, Path(keep).stem, Path(lose).stem, "contrast")
     if not is_finished(folder):
         console.print(f"cost: {contrast_cost(loaded, keep, lose, settings, **options)}", soft_wrap=True)
     with Bars(console) as bars:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,10 @@ STILL = 0.01
 
 class FitSettings(Settings):
     """The settings that all methods that fit gates share."""
+
+    common: ClassVar[tuple[str, ...] | None] = (
+        "seeds", "updates", "batch", "n", "held_out", "most", "every", "shots", "memory_gb"
+    )  # fmt: skip
 
     seeds: int = Field(3, ge=1, description="fits from different uniform starts, as rows of one batch")
     updates: int = Field(40, ge=1, description="updates of each fit")

@@ -75,6 +75,9 @@ class CircuitSettings(CurveSettings):
     )
     memory_gb: float = Field(default=MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
 
+    common: ClassVar[tuple[str, ...] | None] = (
+        "level", "method", "n", "seeds", "seed", "threshold", "ranking", "describe", "memory_gb"
+    )  # fmt: skip
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"n": 8, "steps": 3, "points": 12, "random_points": 0, "sample": 0, "areas": "none", "describe": 5}
     }

@@ -53,18 +53,21 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
     _format(path).write(path, graph, config, edge_scores, in_graph, nodes)
 
 
-def read_graph(path: str | Path, graph: Graph) -> tuple[EdgeScores, Bool[Tensor, "source destination"]]:
+def read_graph(
+    path: str | Path, graph: Graph, width: int | None = None
+) -> tuple[EdgeScores, Bool[Tensor, "source destination"]]:
     """Read the scores and the circuit of a graph file of EAP-IG. A ``.pt`` file is read without running any code in it.
 
     Arguments:
         path: a file that ends in ``.json`` or ``.pt``.
         graph: the component graph of the model that the file must fit.
+        width: the width of that model's residual stream; None: not compared.
 
     Returns:
         Scores of all edges, and a mask (source, destination) of the edges in the circuit.
     """
     path = Path(path)
-    theirs, in_graph = _format(path).read(path, graph)
+    theirs, in_graph = _format(path).read(path, graph, width)
     columns, real = graph.by_query_head, graph.edges
     scores = torch.zeros(real.shape, dtype=theirs.dtype).index_add_(1, columns, theirs) * real
     kept = torch.zeros(real.shape).index_add_(1, columns, in_graph.float()).bool() & real
@@ -87,11 +90,11 @@ class _Json:
         replace_file(path, json.dumps({"cfg": config, "nodes": named_nodes, "edges": edges}))
 
     @staticmethod
-    def read(path: Path, graph: Graph) -> tuple[Tensor, Tensor]:
+    def read(path: Path, graph: Graph, width: int | None) -> tuple[Tensor, Tensor]:
         data = _load(path, lambda: json.loads(path.read_text(encoding="utf-8")))
         if not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
             raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
-        _check_shape(path, data["cfg"], graph)
+        _check_shape(path, data["cfg"], graph, width)
         real = graph.edges[:, graph.by_query_head]
         scores, in_graph = torch.zeros(real.shape), torch.zeros(real.shape, dtype=torch.bool)
         rows = {name: i for i, name in enumerate(_sources(graph))}
@@ -129,14 +132,14 @@ class _Pt:
             torch.save(data, temporary)
 
     @staticmethod
-    def read(path: Path, graph: Graph) -> tuple[Tensor, Tensor]:
+    def read(path: Path, graph: Graph, width: int | None) -> tuple[Tensor, Tensor]:
         # `weights_only` accepts tensors and plain containers, and refuses everything that could run code.
         data = _load(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
         if not isinstance(data.get("cfg"), dict) or not all(isinstance(data.get(key), Tensor) for key in _MATRICES):
             raise GatelensError(
                 f"{path} is not a circuit: a .pt graph has 'cfg', {' and '.join(map(repr, _MATRICES))}."
             )
-        _check_shape(path, data["cfg"], graph)
+        _check_shape(path, data["cfg"], graph, width)
         real = graph.edges[:, graph.by_query_head]
         scores, in_graph = (data[key] for key in _MATRICES)
         for key, matrix in zip(_MATRICES, (scores, in_graph), strict=True):
@@ -174,13 +177,19 @@ def _load(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
     return data
 
 
-def _check_shape(path: Path, config: Mapping[str, Any], graph: Graph) -> None:
+def _check_shape(path: Path, config: Mapping[str, Any], graph: Graph, width: int | None) -> None:
     shape = (config.get("n_layers"), config.get("n_heads"), bool(config.get("parallel_attn_mlp")))
     if shape != (graph.n_layers, graph.n_heads, graph.parallel):
         raise GatelensError(
             f"{path} is a circuit of a model with {shape[0]} layers of {shape[1]} heads"
             f"{' in parallel blocks' if shape[2] else ''}, but this model has {graph.n_layers} layers of "
             f"{graph.n_heads} heads{' in parallel blocks' if graph.parallel else ''}: give a circuit of the same model."
+        )
+    their_width = config.get("d_model")
+    if width is not None and their_width not in (None, width):
+        raise GatelensError(
+            f"{path} is a circuit of a model of width {their_width}, but this model has width {width}: give a circuit "
+            "of the same model."
         )
 
 

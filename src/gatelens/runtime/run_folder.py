@@ -182,24 +182,43 @@ def refuse_other_files(folder: Path, kind: str) -> None:
 
 
 def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise an error that names the first difference if a folder was made for another request.
+    """Raise an error that names what differs if a folder was made for another request.
 
     Arguments:
         folder: the run folder.
         saved: the request that the folder was made for.
         asked: the request that is made now.
     """
-    for key in sorted({*asked, *saved}):
-        if asked.get(key) != saved.get(key):
-            raise GatelensError(
-                f"{folder} holds a run with {key} {_difference(saved.get(key), asked.get(key))}, not "
-                f"{_difference(asked.get(key), saved.get(key))}: repeat the first request to resume "
-                "it, or give another folder."
-            )
+    if saved == asked:
+        return
+    # The settings repeat some of what describes the task, such as its number of prompts.
+    differing = {(name.split()[-1], str(old), str(new)): name for name, old, new in _differences(saved, asked)}
+    parts = [f"{name} {old}, not {new}" for (_, old, new), name in differing.items()]
+    if not parts:  # only fingerprints differ
+        changed = [key for key in sorted({*asked, *saved}) if asked.get(key) != saved.get(key)]
+        parts = [_OTHER.get(key, f"another {key}") for key in changed]
+    more = f" and {len(parts) - _SHOWN} more that differ" if len(parts) > _SHOWN else ""
+    raise GatelensError(
+        f"{folder} holds a run with {'; '.join(parts[:_SHOWN])}{more}: repeat the first request to resume it, or give "
+        "another folder."
+    )
 
 
-def _difference(value: Any, other: Any) -> str:
-    """A value for an error message. If both values are mappings, only the entries that differ are shown."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        value = {key: value[key] for key in value if value[key] != other.get(key)}
-    return str(value)
+_SHOWN = 4
+_OTHER = {"model": "other weights of the model", "task": "other prompts", "tasks": "other prompts"}
+
+
+def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """All settings that differ: the name of each, and both values. Fingerprints are left out."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and "fingerprint" not in key]
+        return [found for key in keys for found in _differences(old.get(key), new.get(key), _joined(name, key))]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = zip(old, new, strict=True)
+        return [found for before, after in pairs if before != after for found in _differences(before, after, name)]
+    return [(name, "none" if old is None else old, "none" if new is None else new)]
+
+
+def _joined(name: str, key: str) -> str:
+    """The name of a setting within a request: the section "settings" and the key "name" need not be said."""
+    return key if name in ("", "settings") else name if key == "name" else f"{name} {key}"

@@ -41,6 +41,8 @@ class Settings(BaseModel):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values of several fields under one name, such as the sizes that a paper uses. `preset` makes settings of them."""
+    common: ClassVar[tuple[str, ...] | None] = None
+    """The fields that most users set. Help lists all others separately; None: all fields are common."""
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "Entry", "HasTokenizer", "contrast", "from_spec", "task"]
 
 DEFAULT_N = 64
+MOST_PROMPTS = 1_000_000  # more would fill the memory before anything runs
 
 
 class HasTokenizer(Protocol):
@@ -138,16 +139,33 @@ def task(
     Example:
         `task("ioi", model, n=32, seed=0, corruption="subject")`
     """
-    if n is not None and n < 1:
-        raise GatelensError(f"n is {n}: a task needs at least one prompt.")
+    check_task(name, n, options)
     if str(name) in TASKS:
         return _built_in(str(name), model, DEFAULT_N if n is None else n, seed, options)
-    path = Path(name)
-    if path.is_file() or path.suffix == ".jsonl":
-        from gatelens.tasks._own_file import read
+    from gatelens.tasks._own_file import read
 
-        _check_names(str(name), options, ("skip_bad",))
-        return read(model.tokenizer, str(name), n, seed, context=getattr(model, "context", None), **options)
+    return read(model.tokenizer, str(name), n, seed, context=getattr(model, "context", None), **options)
+
+
+def check_task(name: str | Path, n: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+    """Raise an error if there is no such task, or if it cannot have this size or these options. Needs no model.
+
+    Arguments:
+        name, n, options: as for `task`.
+    """
+    if n is not None and not 1 <= n <= MOST_PROMPTS:
+        raise GatelensError(f"n is {n:,}: a task has 1 to {MOST_PROMPTS:,} prompts.")
+    if str(name) in TASKS:
+        TASKS[str(name)].check(str(name), options or {})
+        return
+    path = Path(name)
+    if path.is_file():
+        _check_names(str(name), options or {}, ("skip_bad",))
+        return
+    if path.suffix == ".jsonl":
+        raise GatelensError(
+            f"{name} cannot be read: there is no such file. Give the path of a .jsonl file, or the name of a task."
+        )
     close = difflib.get_close_matches(str(name), TASKS, 1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     raise GatelensError(

@@ -50,6 +50,10 @@ class SparsifySettings(Settings):
     """Sparse post-training: how long, on which batches, what is minimised and what is held, which weights, how fast."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": PUBLISHED, "quick": QUICK}
+    common: ClassVar[tuple[str, ...] | None] = (
+        "steps", "batch", "length", "keys", "hold", "target", "weights", "learning_rate", "seed", "bf16",
+        "checkpoint_every", "judge_every",
+    )  # fmt: skip
 
     steps: int = Field(1000, ge=1, description="Updates of the weights.", json_schema_extra=EXECUTION)
     batch: int = Field(2, ge=1, description="Sequences that one process reads at a time.")
