@@ -33,7 +33,7 @@ sample = 0
 describe = 0
 method = "eap"
 memory_gb = 0.0001
-[circuit.options]
+[circuit.task.induction.options]
 length = 4
 """
 
