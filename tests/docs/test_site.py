@@ -69,8 +69,6 @@ def test_settings_and_commands_are_those_of_the_code(site: Path) -> None:
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    pages = "".join(
-        (site / "reference" / f"{name}.html").read_text(encoding="utf-8") for name in ("python", "settings")
-    )
+    pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     for name in gatelens.__all__:
         assert re.search(rf'id="gatelens\.[\w.]*\b{name}"|<code>gatelens\.{name}</code>', pages), name
