@@ -1,5 +1,8 @@
 """Hooks of the site's build: formulas become MathML, and tables of settings and commands are made from the code.
 
+The notebooks of ``examples/`` become pages in ``notebooks/``, and the figures of ``results/`` are copied to
+``results/``, so that the site has no second copy of either in the repository.
+
 Formulas are written in a fence called ``math`` or as ``$`...`$``. They become MathML, which browsers draw without
 scripts, fonts or network access. ``<!-- settings: module:Class -->`` and ``<!-- commands -->`` become tables that are
 read from the code, so that the reference is always up to date.
@@ -9,9 +12,17 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+from notebooks import notebook_page
+
+_ROOT = Path(__file__).parents[1]
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"\$`([^`]+)`\$")
@@ -21,6 +32,18 @@ _PLACE = re.compile(r"(<p>)?@@formula-(\d+)@@(</p>)?")
 _ROLE = re.compile(r":(?:func|class|meth|mod|attr):(?=<code>)")
 
 _formulas: list[str] = []  # Markdown would interpret * and _ in them, so pages have placeholders meanwhile
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add the notebooks and the figures of the results."""
+    for notebook in sorted(_ROOT.glob("examples/*.ipynb")):
+        page, images = notebook_page(notebook)
+        for name, content in ((f"{notebook.stem}.md", page), *images.items()):
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for figure in sorted(_ROOT.glob("results/*/*.png")):
+        place = f"results/{figure.parent.name}/{figure.name}"
+        files.append(File.generated(config, place, abs_src_path=str(figure)))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

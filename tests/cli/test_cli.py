@@ -45,7 +45,7 @@ class TestHelp:
         run(monkeypatch, command, "--help")
         common, advanced = capsys.readouterr().out.split(" Advanced options ")
         advanced, loading = advanced.split(" Loading the model ")
-        listed = [set(re.findall(r"│ (--[a-z0-9-]+)", part)) for part in (common, advanced, loading)]
+        listed = [set(re.findall(r"│ [* ]*(--[a-z0-9-]+)", part)) for part in (common, advanced, loading)]
         assert {"--out", "--quick", "--batch" if command != "circuit" else "--n"} <= listed[0]
         assert {"--clip"} <= listed[1] if command != "circuit" else {"--refine"} <= listed[1]
         assert {"--device", "--dtype"} <= listed[2]

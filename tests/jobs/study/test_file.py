@@ -66,6 +66,13 @@ class TestMeaning:
         with pytest.raises(GatelensError, match=r"gate\.preset: no preset of gate 'fast'"):
             read(tmp_path, WHOLE.replace("first_rate = [0.2, 0.02]", 'preset = "fast"'))
 
+    def test_settings_that_need_each_other(self, tmp_path: Path) -> None:
+        """A selection of edges is checked together with the level, which comes after it."""
+        edges = 'tasks = "ioi"\nselection = "path"\nlevel = "edges"\n'
+        assert read(tmp_path, f'[models]\nm = "gpt2"\n[circuit]\n{edges}') == ["edges-ioi-m"]
+        with pytest.raises(GatelensError, match=r"circuit\.selection: the selection 'path' does not select heads"):
+            read(tmp_path, '[models]\nm = "gpt2"\n[circuit]\ntasks = "ioi"\nselection = "path"\n')
+
     def test_settings_of_tasks_and_models(self, tmp_path: Path) -> None:
         read(tmp_path, WHOLE)
         study = read_study(tmp_path / "study.toml")

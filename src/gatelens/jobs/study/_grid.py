@@ -74,8 +74,11 @@ def expand(
         parts = [(section, place), (task_part, place / "task" / task), (model_part, place / "model" / label)]
         axes: dict[str, list[Any]] = {}
         for part, part_place in parts:
-            for name, value in _settings(part, part_place, job).items():
-                axes[name] = _values(part_place / name, value, job)
+            given = _settings(part, part_place, job)
+            single = {name: values[0] for name, values in axes.items() if len(values) == 1}
+            single |= {name: value for name, value in given.items() if not isinstance(value, list)}
+            for name, value in given.items():
+                axes[name] = _values(part_place / name, value, job, single)
         axes |= {name: [value] for name, value in (instead or {}).items()}
         for settings, varied in _combinations(axes, place, job):
             name = cell_name(job.level(settings), task, label, varied)
@@ -97,13 +100,17 @@ def _settings(part: Override | None, place: KeyPath, job: Job) -> dict[str, Any]
     return settings if preset is None else {**job.settings.presets[preset], **settings}
 
 
-def _values(place: KeyPath, value: Any, job: Job) -> list[Any]:
-    """The values of a setting, each of them checked: one, or those of a grid."""
+def _values(place: KeyPath, value: Any, job: Job, beside: Mapping[str, Any]) -> list[Any]:
+    """The values of a setting, each of them checked: one, or those of a grid.
+
+    Arguments:
+        beside: other settings of the cells, for values that need them.
+    """
     is_tuple = get_origin(job.settings.model_fields[place.keys[-1]].annotation) is tuple
     is_grid = isinstance(value, list) and (not is_tuple or (bool(value) and isinstance(value[0], list)))
     if is_grid and not value:
         raise place.error("the list is empty: give at least one value.")
-    return [place.check_setting(job.settings, single) for single in (value if is_grid else [value])]
+    return [place.check_setting(job.settings, single, beside) for single in (value if is_grid else [value])]
 
 
 def _combinations(axes: Mapping[str, list[Any]], place: KeyPath, job: Job) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -60,13 +60,20 @@ class KeyPath:
         except GatelensError as error:  # raised by a check of several fields
             raise self.error(str(error)) from None
 
-    def check_setting(self, cls: type[Settings], value: Any) -> Any:
-        """The value at this place as the field of these settings that has the name of the last key."""
+    def check_setting(self, cls: type[Settings], value: Any, beside: Mapping[str, Any]) -> Any:
+        """The value at this place as the field of these settings that has the name of the last key.
+
+        Arguments:
+            beside: other settings, which some values need: a selection of edges needs the level edges.
+        """
         *keys, name = self.keys
         try:
             settings = cls.model_validate({str(name): value})
         except ValidationError as error:
             raise GatelensError(explain(error, cls, f"{KeyPath(self.file, tuple(keys))}.")) from None
         except GatelensError as error:
-            raise self.error(str(error)) from None
+            try:
+                settings = cls.model_validate({**beside, str(name): value})
+            except (GatelensError, ValidationError):
+                raise self.error(str(error)) from None
         return getattr(settings, str(name))
