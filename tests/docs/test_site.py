@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -72,3 +75,52 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     for name in gatelens.__all__:
         assert re.search(rf'id="gatelens\.[\w.]*\b{name}"|<code>gatelens\.{name}</code>', pages), name
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium, which drives the browser, is not installed")
+    chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver_path is None:
+        pytest.skip("no chromium and chromedriver here: `make browser` installs them")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    yield driver
+    driver.quit()
+
+
+def test_search_works_in_a_site_that_is_opened_from_disk(site: Path, browser: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "reference" / "python" / "heads.html").as_uri())
+    browser.execute_script(
+        "const box = document.querySelector('input.md-search__input');"
+        "document.querySelector('#__search').click(); box.focus(); box.value = 'bootstrap';"
+        "for (const name of ['keyup', 'input']) box.dispatchEvent(new Event(name, {bubbles: true}));"
+    )
+    results = "return [...document.querySelectorAll('.md-search-result__item a')].map((link) => link.href)"
+    WebDriverWait(browser, 120).until(lambda driver: driver.execute_script(results))
+    assert any("definitions.html" in link for link in browser.execute_script(results))
+
+
+def test_formulas_are_not_cut_off(site: Path, browser: Any) -> None:
+    browser.get((site / "definitions.html").as_uri())
+    boxes = browser.execute_script(
+        "return [...document.querySelectorAll('.formula')].map((box) => {"
+        "const [outer, inner] = [box, box.querySelector('math')].map((x) => x.getBoundingClientRect());"
+        "return [box.textContent, outer.top <= inner.top && inner.bottom <= outer.bottom,"
+        " box.scrollHeight <= box.clientHeight]; })"
+    )
+    assert len(boxes) > 10
+    assert [text for text, inside, fits in boxes if not (inside and fits)] == []
+
+
+def test_every_picture_is_there(site: Path) -> None:
+    for page in ("gallery.html", "notebooks/first-circuit.html", "notebooks/one-sparse-head.html"):
+        text = (site / page).read_text(encoding="utf-8")
+        pictures = re.findall(r'<img[^>]*\bsrc="([^"]+)"', text)
+        assert len(pictures) >= 3
+        assert all((site / page).parent.joinpath(picture).is_file() for picture in pictures)
