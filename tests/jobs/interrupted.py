@@ -1,8 +1,8 @@
 """Jobs that get a signal at a known piece of work, for tests to start as a process of its own.
 
-python interrupted.py < JOBS: one line of JSON for each job, {"words": [...], "signal": "SIGINT", "at": 3}. The job is
-the command line with these words; it gets the signal when it reports piece or step number `at` for the first time. The
-process prints one line of JSON for each job: its exit code and what it wrote to stderr.
+python interrupted.py < JOBS: one line of JSON for each job, {"words": [...], "signal": "SIGINT", "phase": "fit G",
+"at": 3}. The job is the command line with these words. It gets the signal when it reports piece or step number `at` of
+the phase for the first time; without a phase, when sparsify begins step number `at`. The process prints one line of JSON for each job: its exit code and what it wrote to stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
             gatelens.jobs.demo.STUDY = Path(job["demo"])
         said = io.StringIO()
         sys.argv = ["gatelens", *job["words"]]
-        with interrupting(job["at"], signal.Signals[job["signal"]]), contextlib.redirect_stderr(said):
+        with interrupting(job.get("phase"), job["at"], signal.Signals[job["signal"]]), contextlib.redirect_stderr(said):
             try:
                 cli.main()
             except SystemExit as end:
@@ -37,8 +37,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def interrupting(at: int, number: signal.Signals) -> Any:
-    """Send this process a signal when the first phase of the work reaches this number."""
+def interrupting(phase: str | None, at: int, number: signal.Signals) -> Any:
+    """Send this process a signal when a phase of the work reaches this number."""
     reach, step, sent = Journal.reach, Training.step, []
 
     def send() -> None:
@@ -48,11 +48,11 @@ def interrupting(at: int, number: signal.Signals) -> Any:
 
     def reach_and_send(self: Journal, done: int) -> None:
         reach(self, done)
-        if done == at:
+        if self.title == phase and done == at:
             send()
 
     def send_and_step(self: Training, number: int) -> Any:
-        if number + 1 == at:
+        if phase is None and number + 1 == at:
             send()
         return step(self, number)
 

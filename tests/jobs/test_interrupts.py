@@ -31,6 +31,7 @@ points = 3
 random_points = 0
 sample = 0
 describe = 0
+allow_noise = true
 method = "eap"
 memory_gb = 0.0001
 [circuit.task.induction.options]
@@ -56,6 +57,7 @@ def test_every_job_says_where_it_stopped_and_continues(
     study, model = tmp_path / "study.toml", str(stories_folder)
     study.write_text(STUDY.format(model=model))
     pieces = ["--n", "3", "--points", "3", "--sample", "0", "--option", "length=4", "--memory-gb", "0.0001"]
+    pieces.append("--allow-noise")
     learned = ["--method", "edge-pruning", "--method-options", "updates=6", "--no-check"]
     jobs = {
         "circuit": (["circuit", model, "induction", "--method", "eap", *pieces], "SIGINT", 2, "score heads, 2 of 3"),
@@ -76,8 +78,14 @@ def test_every_job_says_where_it_stopped_and_continues(
         "demo": (["demo"], "SIGINT", 2, "heads-induction-stories: score heads, 2 of 3"),
     }
     asked = [
-        {"words": [*words, "--out", str(tmp_path / name)], "signal": number, "at": at, "demo": str(study)}
-        for name, (words, number, at, _) in jobs.items()
+        {
+            "words": [*words, "--out", str(tmp_path / name)],
+            "signal": number,
+            "phase": where.split(": ")[-1].split(",")[0],
+            "at": at,
+            "demo": str(study),
+        }
+        for name, (words, number, at, where) in jobs.items()
     ]
     for (name, (*_, where)), ended in zip(jobs.items(), interrupt(asked), strict=True):
         assert ended["code"] == 130, (name, ended["stderr"])
@@ -93,7 +101,7 @@ def test_a_fit_keeps_the_updates_that_it_has_made(stories_folder: Path, tmp_path
     """Updates are saved every 25 or 15 seconds; a signal saves the last one at once."""
     words = ["gate", str(stories_folder), "induction", "--n", "4", "--held-out", "2", *TINY_FITS.split()]
     words += ["--out", str(tmp_path / "run")]
-    ended = interrupt([{"words": words, "signal": "SIGINT", "at": at} for at in (3, 5)])
+    ended = interrupt([{"words": words, "signal": "SIGINT", "phase": "fit G", "at": at} for at in (3, 5)])
     assert [re.findall(r"fit G, (\d) of 6", end["stderr"]) for end in ended] == [["3"], ["5"]]
 
 
