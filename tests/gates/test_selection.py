@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +146,80 @@ class TestGrowth:
             CircuitSettings(level="heads", selection="path")
         with pytest.raises(GatelensError, match="no selection 'best': There are top, path"):
             CurveSettings(selection="best")
+
+
+class TestConsistent:
+    """Gates whose score keeps its sign when prompts are resampled."""
+
+    @pytest.mark.parametrize("level", ["heads", "edges"])
+    def test_errors_are_those_of_single_prompts(self, level: str) -> None:
+        sample = 12 if level == "edges" else None
+        methods: list[Callable[[CircuitTask], Any]] = [
+            lambda task: attribute(LEVELS[level], MODEL, task, 2),
+            lambda task: patch(LEVELS[level], MODEL, task, sample=sample),
+        ]
+        for by in methods:
+            scores, single = by(TASK), torch.stack([by(one).scores for one in one_by_one(TASK)])
+            expected = single.std(0, correction=0) / len(TASK) ** 0.5
+            torch.testing.assert_close(scores.errors, expected, rtol=1e-2, atol=1e-4)
+            assert by(select(TASK, [0])).errors is None  # one prompt cannot be resampled
+
+    def test_is_the_share_of_drawn_resamplings(self) -> None:
+        task = random_task(n=16, lengths=(5,), seed=3)
+        single = torch.stack([attribute(LEVELS["edges"], MODEL, one).scores for one in one_by_one(task)])
+        single = single[:, Graph.of(MODEL.anatomy).edges]
+        drawn = torch.randint(16, (4000, 16), generator=torch.Generator().manual_seed(0))
+        weights = torch.zeros(4000, 16).scatter_add_(1, drawn, torch.ones(4000, 16))
+        same = ((weights @ single).sign() == single.mean(0).sign()).float().mean(0)
+        scores = attribute(LEVELS["edges"], MODEL, task)
+        [gate_set] = scores.gate_sets()
+        ours = gate_set.same_sign()[gate_set.exists]
+        assert (ours - same).abs().mean() < 0.02
+        assert (ours - same).abs().max() < 0.15
+        assert ours.min() < 0.6 < 0.95 < ours.max()  # both kinds of edges are there
+
+    def test_takes_consistent_gates_first(self) -> None:
+        """The chances of the same sign are 0.98, 0.69 and 1."""
+        scores = HeadScores(torch.tensor([[2.0, 3.0, -1.0, 0.0]]), "", errors=torch.tensor([[1.0, 6.0, 0.0, 0.0]]))
+        assert selected(scores, "absolute", "consistent")[0].tolist() == [0, 2, 1, 3]
+        assert selected(scores, "absolute", "consistent=0.5")[0].tolist() == [1, 0, 2, 3]
+        assert selected(scores, "signed", "consistent=0.99")[0].tolist() == [2, 1, 0, 3]
+
+    def test_is_saved_and_measured(self) -> None:
+        scores = attribute(LEVELS["heads"], MODEL, TASK)
+        again = LEVELS["heads"].read_scores(scores.tensors(), Graph.of(MODEL.anatomy), "eap")
+        assert torch.equal(again.errors, scores.errors)
+        settings = CurveSettings(points=4, random_points=0, selection="consistent=0.8", refine=0, areas="none")
+        assert explained_effect(MODEL, TASK, again, settings).selection == "consistent=0.8"
+
+    def test_scores_without_errors_say_so(self) -> None:
+        with pytest.raises(GatelensError, match="no standard errors over prompts"):
+            selected(HeadScores(torch.ones(2, 2), ""), "absolute", "consistent")
+        with pytest.raises(GatelensError, match="a level whose gates all prompts share"):
+            selected(attribute(LEVELS["attention"], MODEL, TASK), "absolute", "consistent")
+
+
+class TestPositiveRatio:
+    @pytest.mark.parametrize("share", [0.3, 0.5, 0.75, 1.0])
+    def test_is_the_best_positives_filled_up_by_the_ranking(self, share: float) -> None:
+        """For every k: the best share * k positive gates, then the best others, as the plain definition says."""
+        values = torch.randn(40, generator=torch.Generator().manual_seed(5)) - 0.4
+        [order] = selected(HeadScores(values.view(4, 10), ""), "absolute", f"positive-ratio={share}")
+        by_size = values.abs().argsort(descending=True).tolist()
+        positives = [gate for gate in by_size if values[gate] > 0]
+        for k in range(41):
+            first = positives[: math.ceil(share * k - 1e-9)]
+            filled = [gate for gate in by_size if gate not in first][: k - len(first)]
+            assert set(order[:k].tolist()) == {*first, *filled}
+
+    def test_numbers_are_checked(self) -> None:
+        assert CurveSettings(selection="positive-ratio=0.6").selection == "positive-ratio=0.6"
+        with pytest.raises(GatelensError, match="'positive-ratio=2': its number must be above 0 and at most 1"):
+            CurveSettings(selection="positive-ratio=2")
+        with pytest.raises(GatelensError, match=r"no selection 'top=0\.5': it has no number\. Write 'top'"):
+            CurveSettings(selection="top=0.5")
+        with pytest.raises(GatelensError, match="no selection 'positive': did you mean 'positive-ratio'"):
+            CurveSettings(selection="positive")
 
 
 def test_a_selection_is_a_registered_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,6 @@ def test_all_methods_have_levels_a_cost_and_a_paper() -> None:
 
 
 def test_a_price_says_what_it_depends_on() -> None:
-    price = Price(each=2, per_layer=5, per_gate=0.5, in_all=1000)
-    assert price.forwards(10, 4, 100) == 10 * (2 + 5 * 4 + 0.5 * 100) + 1000
-    assert str(price) == "2 F + 5 F per layer + 0.5 F per gate + 1,000 F in all"
+    price = Price(each=2, per_layer=5, per_gate=0.5, per_gate_squared=0.25, in_all=1000)
+    assert price.forwards(10, 4, 100) == 10 * (2 + 5 * 4 + 0.5 * 100 + 0.25 * 100**2) + 1000
+    assert str(price) == "2 F + 5 F per layer + 0.5 F per gate + 0.25 F per gate² + 1,000 F in all"

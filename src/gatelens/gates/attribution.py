@@ -73,6 +73,28 @@ class Attribution(ABC):
     def piece(self, scores: Shaped[Tensor, "prompt ..."]) -> Shaped[Tensor, ...]:
         """What is saved of the batch's scores, and given to `Level.attributed`.
 
-        By default these are two sums over prompts, on axis 0: of the scores, and of their absolute values.
+        By default these are sums over prompts (`prompt_sums`).
         """
-        return torch.stack([scores.sum(0), scores.abs().sum(0)])
+        return prompt_sums(scores)
+
+
+def prompt_sums(scores: Shaped[Tensor, "prompt ..."]) -> Shaped[Tensor, "3 ..."]:
+    """Three sums over the prompts of a batch: of the scores, of their absolute values, and of their squares.
+
+    No more is kept of single prompts. The squares give the standard errors of the scores.
+    """
+    return torch.stack([scores.sum(0), scores.abs().sum(0), scores.square().sum(0)])
+
+
+def standard_errors(
+    means: Shaped[Tensor, ...], squares: Shaped[Tensor, ...], n_prompts: int
+) -> Shaped[Tensor, ...] | None:
+    """The standard error of each score: the standard deviation of its mean over resampled prompts (bootstrap).
+
+    Arguments:
+        means, squares: of the scores and of their squares, mean over prompts.
+
+    Returns:
+        None for one prompt, which cannot be resampled.
+    """
+    return ((squares - means.square()).clamp(min=0) / n_prompts).sqrt() if n_prompts > 1 else None

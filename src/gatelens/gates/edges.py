@@ -44,6 +44,7 @@ class EdgeScores(SharedScores):
     magnitudes: Shaped[Tensor, "source destination"] | None = (
         None  # absolute scores, mean over prompts; None: not known
     )
+    errors: Shaped[Tensor, "source destination"] | None = None  # standard errors, over prompts; None: not known
 
     @property
     def level(self) -> Edges:
@@ -163,8 +164,9 @@ class Edges(SharedLevel[EdgeScores]):
         method: str,
         measured: Tensor | None = None,
         magnitudes: Tensor | None = None,
+        errors: Tensor | None = None,
     ) -> EdgeScores:
-        return EdgeScores(scores, graph, method, measured, magnitudes)
+        return EdgeScores(scores, graph, method, measured, magnitudes, errors)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return edge_numbers(model, length)

@@ -31,6 +31,7 @@ def run_heads(
     *,
     mask: Shaped[Tensor, "prompt position"] | None = None,
     start: Run | None = None,
+    start_gates: Shaped[Tensor, "layer head"] | None = None,
     logits_at: LogitsAt = "last",
     context: Context | None = None,
 ) -> Float[Tensor, "row ... vocab"]:
@@ -48,6 +49,8 @@ def run_heads(
         source: what closed gates read.
         mask: nonzero for real tokens; None if there is no padding.
         start: the plain run of the same tokens; layers below the first closed gate are then not run again.
+        start_gates: the gates of ``start``, if it is a run with gates (`capture_circuit`); layers below the first gate
+            that differs from them are then not run again.
         logits_at: the positions whose logits are computed.
         context: its memory budget decides how many rows run together.
 
@@ -66,19 +69,40 @@ def run_heads(
     at_once = rows_that_fit(model, tokens, n_logits, grad=grad, context=context or Context())
     if start is None or grad:
         return torch.cat([_run_rows(model, tokens, g, source, mask, start, logits_at) for g in gates.split(at_once)])
-    # Rows with the same first closed layer skip the same layers, so they run together.
-    first = _first_closed(gates)
+    # Rows with the same first changed layer skip the same layers, so they run together.
+    changed = _changed_layers(gates, start_gates)
+    changed[:, -1] = True
+    first = changed.int().argmax(1)
     order = first.argsort(stable=True)
     groups = [part for same in order.split(first.bincount().tolist()) for part in same.split(at_once) if len(part)]
-    parts = [_run_rows(model, tokens, gates[part], source, mask, start, logits_at) for part in groups]
+    parts = [_run_rows(model, tokens, gates[part], source, mask, start, logits_at, start_gates) for part in groups]
     return torch.cat(parts)[order.argsort().to(parts[0].device)]
 
 
-def _first_closed(gates: Tensor) -> Tensor:
-    """The lowest layer of each row with a gate that is not 1; the last layer if there is none."""
-    closed = (gates != 1).any(2)
-    closed[:, -1] = True
-    return closed.int().argmax(1)
+def capture_circuit(
+    model: Model,
+    tokens: Int[Tensor, "prompt position"],
+    gates: Float[Tensor, "layer head"],
+    source: HeadSource = None,
+) -> Run:
+    """Run the model with one row of gates and capture the input of every layer. Cost: 1 forward.
+
+    Returns:
+        The run, without the outputs of heads. Runs whose gates differ from these can start from it (`run_heads`).
+    """
+    streams: list[Tensor] = []
+    with torch.no_grad(), Hooks() as hooks:
+        for layer, block in enumerate(model.anatomy.blocks):
+            hooks.before(block.layer, streams.append)
+            if (gates[layer] != 1).any():
+                hooks.before(block.out, _mix(gates[None, layer], None if source is None else source[layer]))
+        logits = forward(model, tokens, None, hooks, "last")
+    return Run(tokens, None, logits, [], streams)
+
+
+def _changed_layers(gates: Tensor, start_gates: Tensor | None) -> Tensor:
+    """The layers of each row with a gate that differs from that of the start, which is 1 by default: (row, layer)."""
+    return (gates != (1 if start_gates is None else start_gates.to(gates))).any(2)
 
 
 def _run_rows(
@@ -89,13 +113,15 @@ def _run_rows(
     mask: Tensor | None,
     start: Run | None,
     logits_at: LogitsAt,
+    start_gates: Tensor | None = None,
 ) -> Tensor:
     rows = len(gates)
     # A learned gate needs its gradient even while it is 1.
     touched = [True] * model.n_layers if gates.requires_grad else (gates != 1).flatten(2).any(2).any(0).tolist()
     with torch.set_grad_enabled(gates.requires_grad and torch.is_grad_enabled()), Hooks() as hooks:
         if start is not None:
-            first = touched.index(True) if True in touched else model.n_layers - 1
+            changed = touched if start_gates is None else _changed_layers(gates, start_gates).any(0).tolist()
+            first = changed.index(True) if True in changed else model.n_layers - 1
             skip_to(model, first, start.streams[first], hooks, rows)
         for layer, block in enumerate(model.anatomy.blocks):
             if touched[layer]:

@@ -35,6 +35,7 @@ class HeadScores(SharedScores):
     method: str
     measured: Bool[Tensor, "layer head"] | None = None  # None: all heads were scored
     magnitudes: Shaped[Tensor, "layer head"] | None = None  # absolute scores, mean over prompts; None: not known
+    errors: Shaped[Tensor, "layer head"] | None = None  # standard errors of the scores, over prompts; None: not known
 
     @property
     def level(self) -> Heads:
@@ -131,8 +132,9 @@ class Heads(SharedLevel[HeadScores]):
         method: str,
         measured: Tensor | None = None,
         magnitudes: Tensor | None = None,
+        errors: Tensor | None = None,
     ) -> HeadScores:
-        return HeadScores(scores, method, measured, magnitudes)
+        return HeadScores(scores, method, measured, magnitudes, errors)
 
     def row_numbers(self, model: Model, length: int) -> int:
         return length * numbers_per_token(model)

@@ -56,6 +56,22 @@ class GateSet(NamedTuple):
     scores: Shaped[Tensor, ...]  # mean over prompts
     exists: Bool[Tensor, ...]  # True where a gate exists and has a score
     magnitudes: Shaped[Tensor, ...] | None = None  # absolute scores, mean over prompts; None: not known
+    errors: Shaped[Tensor, ...] | None = None  # standard errors of the scores, over prompts; None: not known
+
+    def same_sign(self) -> Shaped[Tensor, ...]:
+        """In which share of resamplings of the prompts the score has the sign that it has; 0 if the score is 0.
+
+        The share is that of a normal distribution with the mean and the standard error of the score, which the mean
+        over resampled prompts approaches. So no resampling is drawn, and no score of a single prompt is kept.
+        """
+        if self.errors is None:
+            raise GatelensError(
+                "these scores have no standard errors over prompts, so it is not known which of them are consistent: "
+                "use a method that scores every prompt, such as eap-ig or patching, at least two prompts, and a level "
+                "whose gates all prompts share."
+            )
+        distance = self.scores.abs() / self.errors  # infinite if all prompts have the same score
+        return torch.special.ndtr(distance).where(self.scores != 0, 0)
 
     def priorities(self, by: Ranking) -> Shaped[Tensor, ...]:
         """What a ranking sorts by, the largest first."""
@@ -79,6 +95,7 @@ class PatchedGates(NamedTuple):
     measured: Sequence[Bool[Tensor, " _gate"]]
     method: str
     is_sample: bool  # whether only a sample of the gates was patched
+    errors: Sequence[Shaped[Tensor, " _gate"] | None] = (None,)  # standard errors of gates that prompts share
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
 """Selections: how scores become an order of gates, of which a circuit keeps the first k.
 
 A selection is a registered value. To add one, make a `Selection` and `register` it: settings, the command line,
-circuits, figures and exports read the registry.
+circuits, figures and exports read the registry. A selection may have a number, which users write after its name:
+``positive-ratio=0.8``.
+
+Consistent gates and the ratio of positive gates are from Nikankin et al., arXiv 2510.25786.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int, Shaped
@@ -30,16 +34,37 @@ class Selection:
 
     Arguments:
         name: the value of ``--selection``.
-        orders: called as orders(scores, ranking); for each gate set of the scores, the positions of all its gates in
-            the flattened set, in the order in which a growing circuit takes them.
+        orders: called as orders(scores, ranking), or orders(scores, ranking, share) if it has a share; for each gate
+            set of the scores, the positions of all its gates in the flattened set, in the order in which a growing
+            circuit takes them.
         help: one line for the command line.
         levels: the names of the levels that it works on; None: every level.
+        share: its number, above 0 and at most 1, unless the user gives another; None: it has none.
     """
 
     name: str
-    orders: Callable[[Scores, Ranking], list[Int[Tensor, " _gate"]]]
+    orders: Callable[..., list[Int[Tensor, " _gate"]]]
     help: str
     levels: tuple[str, ...] | None = None
+    share: float | None = None
+
+    def order(self, scores: Scores, ranking: Ranking) -> list[Int[Tensor, " _gate"]]:
+        """For each gate set of the scores, its gates in the order in which circuits take them."""
+        return self.orders(scores, ranking) if self.share is None else self.orders(scores, ranking, self.share)
+
+    def with_share(self, text: str) -> Selection:
+        """The same selection with the share that a user wrote after its name."""
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if self.share is None or not 0 < share <= 1:
+            what = "it has no number" if self.share is None else "its number must be above 0 and at most 1"
+            raise GatelensError(f"no selection '{self.name}={text}': {what}. Write '{self._example()}'.")
+        return replace(self, name=f"{self.name}={share:g}", share=share)
+
+    def _example(self) -> str:
+        return self.name if self.share is None else f"{self.name}={self.share:g}"
 
     def check_level(self, level: str) -> None:
         """Raise an error if the selection does not work on this level."""
@@ -67,10 +92,15 @@ def selections() -> dict[str, Selection]:
 
 
 def selection_named(name: str) -> Selection:
-    """The selection with this name; an error lists the names that exist."""
+    """The selection with this name, which may end with a number; an error lists the names that exist.
+
+    Example:
+        selection_named("positive-ratio=0.8").share
+    """
+    name, with_number, number = name.partition("=")
     if name not in _SELECTIONS:
         raise GatelensError(unknown_name("selection", name, _SELECTIONS))
-    return _SELECTIONS[name]
+    return _SELECTIONS[name].with_share(number) if with_number else _SELECTIONS[name]
 
 
 def selected(scores: Scores, ranking: Ranking = "absolute", selection: str = TOP) -> list[Int[Tensor, " _gate"]]:
@@ -82,7 +112,7 @@ def selected(scores: Scores, ranking: Ranking = "absolute", selection: str = TOP
     """
     chosen = selection_named(selection)
     chosen.check_level(scores.level.name)
-    return chosen.orders(scores, ranking)
+    return chosen.order(scores, ranking)
 
 
 def grown(graph: Graph, priorities: Shaped[Tensor, "source destination"]) -> Int[Tensor, " edge"]:
@@ -158,5 +188,50 @@ def _grow(scores: Scores, ranking: Ranking) -> list[Int[Tensor, " _gate"]]:
     return [grown(scores.graph, gate_set.priorities(ranking))]
 
 
+def _consistent_first(scores: Scores, ranking: Ranking, share: float) -> list[Int[Tensor, " _gate"]]:
+    """The gates whose score keeps its sign in this share of resamplings first, then all others."""
+    orders = []
+    for gate_set, order in zip(scores.gate_sets(), scores.orders(ranking), strict=True):
+        consistent = gate_set.same_sign().flatten()[order] >= share
+        orders.append(torch.cat([order[consistent], order[~consistent]]))
+    return orders
+
+
+def _with_positives(scores: Scores, ranking: Ranking, share: float) -> list[Int[Tensor, " _gate"]]:
+    """Of the first k gates, at least this share has a positive score, for every k, as long as there are such gates."""
+    orders = []
+    for gate_set, order in zip(scores.gate_sets(), scores.orders(ranking), strict=True):
+        is_positive = (gate_set.scores.flatten()[order] > 0).tolist()
+        # Places in the ranking. Both lists are in its order, so the better of the two next gates has the smaller place.
+        positives = deque(place for place, positive in enumerate(is_positive) if positive)
+        others = deque(place for place, positive in enumerate(is_positive) if not positive)
+        n_positives, places = 0, list[int]()
+        while positives or others:
+            needed = n_positives < share * (len(places) + 1)
+            if positives and (needed or not others or positives[0] < others[0]):
+                places.append(positives.popleft())
+                n_positives += 1
+            else:
+                places.append(others.popleft())
+        orders.append(order[torch.tensor(places, dtype=torch.int64)])
+    return orders
+
+
 register(Selection(TOP, lambda scores, ranking: scores.orders(ranking), "the best gates of the ranking"))
 register(Selection("path", _grow, "grow a connected circuit from the logits", ("edges",)))
+register(
+    Selection(
+        "consistent",
+        _consistent_first,
+        "first the gates whose score has the same sign in 95 % of resamplings of the prompts, or consistent=SHARE",
+        share=0.95,
+    )
+)
+register(
+    Selection(
+        "positive-ratio",
+        _with_positives,
+        "at least 75 % of the gates have a positive score, or positive-ratio=SHARE",
+        share=0.75,
+    )
+)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import ATTENTION, EDGES, HEADS
 from gatelens.gates.attention import AttentionScores
+from gatelens.gates.attribution import standard_errors
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.level import Level, PatchedGates, S
@@ -115,6 +116,7 @@ class _Patching:
         # Flattened gate sets, as `Scores.gate_sets` orders them.
         self.sums: list[Tensor] = []
         self.magnitudes: list[Tensor] = []  # sums of absolute values, for gates that prompts share
+        self.squares: list[Tensor] = []  # sums of squares, for the same gates
         self.measured: list[Tensor] = []
         self.set_of_prompt: dict[int, int] = {}
 
@@ -132,8 +134,12 @@ class _Patching:
         n_prompts = len(self.task) if self.level.shared else 1
         means = [total / n_prompts for total in self.sums]
         magnitudes = [total / n_prompts for total in self.magnitudes] if self.level.shared else [x.abs() for x in means]
+        errors = [
+            standard_errors(mean, squares / n_prompts, n_prompts)
+            for mean, squares in zip(means, self.squares, strict=True)
+        ]
         method, is_sample = f"patching ({self.direction})", self.sample is not None or self.gates is not None
-        gates = PatchedGates(means, magnitudes, self.measured, method, is_sample)
+        gates = PatchedGates(means, magnitudes, self.measured, method, is_sample, errors)
         return self.level.patched(self.model, self.task, gates)
 
     def _runs(self, batch: Bucket) -> tuple[Any, Any]:
@@ -176,7 +182,7 @@ class _Patching:
         return positions[_choose(len(positions), self.sample, seed)]
 
     def _new_set(self, size: int, measured: Tensor) -> None:
-        for totals in (self.sums, self.magnitudes):
+        for totals in (self.sums, self.magnitudes, self.squares):
             totals.append(torch.zeros(size, dtype=self.model.wide_dtype))
         self.measured.append(torch.zeros(size, dtype=torch.bool).index_fill_(0, measured, True))
 
@@ -202,6 +208,7 @@ class _Patching:
         if self.level.shared:
             self.sums[0][rows] += lost.sum(1).to(self.sums[0])
             self.magnitudes[0][rows] += lost.abs().sum(1).to(self.sums[0])
+            self.squares[0][rows] += lost.square().sum(1).to(self.sums[0])
             return
         for column, prompt in enumerate(batch.which.tolist()):
             number = self.set_of_prompt[prompt]

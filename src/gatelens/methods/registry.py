@@ -48,21 +48,29 @@ class Price:
         each: forward passes of every prompt.
         per_layer: further ones for each layer of the model.
         per_gate: further ones for each gate of the level.
+        per_gate_squared: further ones for the square of the number of gates.
         in_all: forward passes of single prompts that do not depend on the number of prompts, as in a fit.
     """
 
     each: float = 0.0
     per_layer: float = 0.0
     per_gate: float = 0.0
+    per_gate_squared: float = 0.0
     in_all: float = 0.0
 
     def forwards(self, n_prompts: int, n_layers: int, n_gates: int) -> float:
         """The forward passes of single prompts that scoring a task takes."""
-        each = self.each + self.per_layer * n_layers + self.per_gate * n_gates
+        each = self.each + self.per_layer * n_layers + self.per_gate * n_gates + self.per_gate_squared * n_gates**2
         return n_prompts * each + self.in_all
 
     def __str__(self) -> str:
-        parts = {"": self.each, " per layer": self.per_layer, " per gate": self.per_gate, " in all": self.in_all}
+        parts = {
+            "": self.each,
+            " per layer": self.per_layer,
+            " per gate": self.per_gate,
+            " per gate²": self.per_gate_squared,
+            " in all": self.in_all,
+        }
         return " + ".join(f"{value:,g} F{unit}" for unit, value in parts.items() if value)
 
 
