@@ -16,7 +16,8 @@ from gatelens import CurveSettings, GatelensError, Model, explained_effect
 from gatelens.gates import EDGES, HEADS, LEVELS
 from gatelens.gates.heads import HeadScores
 from gatelens.measures.curves import Curve, pool
-from gatelens.measures.effect import REFINED_POINTS, edges_effect, refinement
+from gatelens.measures.effect import baseline_grid, edges_effect
+from gatelens.measures.refinement import REFINED_POINTS, most_refined_points, refinement
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute_attention, attribute_edges, attribute_heads
 from gatelens.runtime.context import Context
@@ -48,6 +49,14 @@ class TestGrid:
         ratios = [b / a for a, b in itertools.pairwise(ks[10:])]
         assert max(ratios) / min(ratios) < 1.1
 
+    @pytest.mark.parametrize(("level", "points"), [("edges", 8), ("attention", 3), ("heads", 5), ("edges", 1)])
+    def test_of_a_random_order_has_points_where_its_curve_rises(self, level: str, points: int) -> None:
+        ks = baseline_grid(LEVELS[level], 10_000, points)
+        assert (ks[0], ks[-1]) == (0, 10_000)
+        assert len(ks) <= max(3, points + 1)
+        if points == 8:
+            assert sum(k >= 3000 for k in ks) >= 4
+
 
 def stepped(ks: list[int], n_prompts: int = 16) -> Curve:
     """The curve of a ranking on this grid, if prompt i reaches its whole effect with 3,000 + 200 i of 50,000 gates."""
@@ -60,7 +69,7 @@ class TestRefinement:
     def test_ends_when_the_count_is_known_to_5_percent(self) -> None:
         curve, added = stepped(EDGES.grid(50_000)), 0
         coarse = curve.count_at(0.9)
-        while more := refinement(curve, 0.9, 0.05):
+        while more := refinement(curve, 0.9, 0.05, REFINED_POINTS - added):
             added += len(more)
             curve = curve.with_points(stepped(more))
         truth = 3000 + 200 * 14  # 15 of 16 prompts are 94 %, 14 are 88 %
@@ -71,8 +80,21 @@ class TestRefinement:
         for end in curve.count_interval(0.9):
             at = curve.kept.tolist().index(end)
             assert curve.kept[at] - curve.kept[at - 1] <= 0.06 * curve.kept[at]
-        assert added <= 1.5 * REFINED_POINTS
+        assert added <= REFINED_POINTS
         assert [k for k in curve.asked if k < 1500] == [k for k in EDGES.grid(50_000) if k < 1500]
+
+    @pytest.mark.parametrize("points", [4, 8, 16])
+    def test_from_any_grid_the_count_comes_first(self, points: int) -> None:
+        """With so few circuits that only the count can be refined, it is found by cutting into thirds."""
+        grid = EDGES.grid(50_000, points)
+        curve, left = stepped(grid), most_refined_points(grid, 0.05)
+        assert left <= REFINED_POINTS
+        while left and (more := refinement(curve, 0.9, 0.05, left)):
+            left -= len(more)
+            curve = curve.with_points(stepped(more))
+        point = curve.point_at(0.9)
+        assert 5800 <= curve.count_at(0.9) <= 1.05 * 5800
+        assert curve.kept[point] - curve.kept[point - 1] <= 0.05 * curve.kept[point]
 
     def test_a_threshold_that_is_not_reached_refines_nothing(self) -> None:
         assert refinement(stepped([0, 100, 200]), 0.9, 0.05) == []

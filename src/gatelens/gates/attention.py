@@ -43,27 +43,12 @@ class AttentionEdge(NamedTuple):
     key: int
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class AttentionScores(Scores):
-    """How much each attention edge of each prompt matters, for each bucket of the task."""
-
-    scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
-    edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists (in a sample: was scored)
-    method: str
-    sampled: bool = False
+class AttentionEdgeScores(Scores):
+    """Scores of attention edges: of all of them (`AttentionScores`), or of the best ones (`BestAttentionScores`)."""
 
     @property
     def level(self) -> Attention:
         return ATTENTION
-
-    @property
-    def is_sample(self) -> bool:
-        return self.sampled
-
-    def gate_sets(self) -> list[GateSet]:
-        buckets = zip(self.scores, self.edges, strict=True)
-        prompts = [prompt for bucket in buckets for prompt in zip(*bucket, strict=True)]
-        return [GateSet(scores, edges, scores.abs()) for scores, edges in prompts]  # of one prompt: nothing cancels out
 
     def gate(self, number: int, position: int) -> tuple[AttentionEdge, str]:
         shape = self.gate_sets()[number].scores.shape
@@ -73,12 +58,6 @@ class AttentionScores(Scores):
 
     def ends(self, gate: AttentionEdge) -> tuple[str, ...]:
         return (str(gate.head),)
-
-    def tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for i, (scores, edges) in enumerate(zip(self.scores, self.edges, strict=True)):
-            tensors |= {f"bucket-{i}.scores": scores, f"bucket-{i}.edges": edges}
-        return tensors
 
     def membership(self, k: int, orders: Sequence[Int[Tensor, " _gate"]]) -> Float[Tensor, " head"]:
         """How many of a prompt's first k edges each head has, mean over prompts.
@@ -91,6 +70,36 @@ class AttentionScores(Scores):
             numbers = order[:k] // (n_queries * n_keys)
             heads.append(torch.bincount(numbers, minlength=n_layers * n_heads).float())
         return torch.stack(heads).mean(0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionScores(AttentionEdgeScores):
+    """How much each attention edge of each prompt matters, for each bucket of the task."""
+
+    scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
+    edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists (in a sample: was scored)
+    method: str
+    sampled: bool = False
+
+    @property
+    def is_sample(self) -> bool:
+        return self.sampled
+
+    def gate_sets(self) -> list[GateSet]:
+        buckets = zip(self.scores, self.edges, strict=True)
+        prompts = [prompt for bucket in buckets for prompt in zip(*bucket, strict=True)]
+        return [GateSet(scores, edges, scores.abs()) for scores, edges in prompts]  # of one prompt: nothing cancels out
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for i, (scores, edges) in enumerate(zip(self.scores, self.edges, strict=True)):
+            tensors |= {f"bucket-{i}.scores": scores, f"bucket-{i}.edges": edges}
+        return tensors
+
+    def compact(self) -> Scores:
+        from gatelens.gates.best_attention import BestAttentionScores
+
+        return BestAttentionScores.of(self)
 
     def by_head(self) -> Float[Tensor, "layer head"]:
         """The sum of the scores of a head's edges, mean over prompts."""
@@ -181,7 +190,11 @@ class Attention(Level[AttentionScores]):
         )
         return AttentionScores(scores, edges, gates.method, gates.is_sample)
 
-    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> AttentionScores:
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> AttentionEdgeScores:
+        from gatelens.gates.best_attention import BestAttentionScores
+
+        if BestAttentionScores.are_in(tensors):
+            return BestAttentionScores.read(tensors, method)
         n_buckets = sum(name.endswith(".scores") for name in tensors)
         scores, edges = ([tensors[f"bucket-{i}.{kind}"] for i in range(n_buckets)] for kind in ("scores", "edges"))
         return AttentionScores(scores, edges, method)

@@ -164,6 +164,10 @@ class Scores(Shown, ABC):
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name. `Level.read_scores` is the inverse."""
 
+    def compact(self) -> Scores:
+        """What a report needs of these scores, small enough to share: themselves, or the best of very many gates."""
+        return self
+
     def orders(
         self, by: Ranking = "absolute", copies: Int[Tensor, " _size"] | None = None
     ) -> list[Int[Tensor, " _gate"]]:
@@ -346,7 +350,7 @@ class Level(ABC, Generic[S]):
         """Scores from exact patching."""
 
     @abstractmethod
-    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:
+    def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> Scores:
         """The scores whose `Scores.tensors` were saved."""
 
     # Memory, in float32 numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from gatelens.runtime.journal import Progress
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
-from gatelens.tasks.batches import take
+from gatelens.tasks.batches import hold_out, take
 
 CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
 DESCRIBED_PROMPTS = 32  # what heads do is measured on at most this many prompts
@@ -59,9 +60,11 @@ def find_circuit(
         progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
-    tasks = circuit_tasks(model, task, settings, options)
+    ranking_tasks, tasks = circuit_tasks(model, task, settings, options)
     settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
     identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
+    if settings.ranks_on_others:
+        identity["ranked_on"] = [seeded.fingerprint() for seeded in ranking_tasks]
     asked = request("circuit", model.identity(), settings, task=identity)
     with RunFolder(out, asked, progress) as run:
         if run.complete and run.path is not None:
@@ -78,14 +81,18 @@ def find_circuit(
         except GatelensError:
             run.withdraw()
             raise
-        # 2. A score for every gate.
-        scores = [score(model, *both) for both in zip(tasks, [settings] * len(tasks), seed_contexts, strict=True)]
+        # 2. A score for every gate, maybe on other prompts than those of the curve.
+        scores = [
+            score(model, seeded, settings, context)
+            for seeded, context in zip(ranking_tasks, seed_contexts, strict=True)
+        ]
         # 3. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
         circuits = [
             settings.circuits(model, seeded, own, context)
             for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
         ]
         curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
+        curve = replace(curve, ranked_on=len(ranking_tasks[0]) if settings.ranks_on_others else 0)
         # 4. How far it can be trusted.
         validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
         # 5. What the best heads do.
@@ -136,19 +143,39 @@ def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, flo
 
 def circuit_tasks(
     model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any] | None
-) -> list[CircuitTask]:
-    """One task for each seed, or the task that was given."""
+) -> tuple[list[CircuitTask], list[CircuitTask]]:
+    """The prompts that gates are ranked on and those that circuits are evaluated on, as one task for each seed.
+
+    They are the same unless prompts are held out. A task that is given is split in half then.
+    """
+    n = 2 * settings.n if settings.ranks_on_others else settings.n
     n_seeds = 1 if isinstance(task, CircuitTask) else settings.seeds
     seeds = range(settings.seed, settings.seed + n_seeds)
     tasks: list[CircuitTask] = []
     for seed in seeds:
-        seeded = task_of(task, model, settings.n, seed, options)
+        seeded = task_of(task, model, n, seed, options)
         if not isinstance(seeded, CircuitTask):
             raise GatelensError(
                 f"the task {seeded.name} has target responses and no corrupt prompts: use `gatelens gate` for it."
             )
         tasks.append(seeded)
-    return tasks
+    if not settings.ranks_on_others:
+        return tasks, tasks
+    ranked, evaluated = zip(*map(_split, tasks), strict=True)
+    return list(ranked), list(evaluated)
+
+
+def _split(task: CircuitTask) -> tuple[CircuitTask, CircuitTask]:
+    """Two halves of a task, which share no prompt."""
+    ranked, evaluated = hold_out(task, len(task) // 2)
+    repeated = {pair.clean for pair in ranked.pairs} & {pair.clean for pair in evaluated.pairs}
+    if repeated or not len(evaluated):
+        different = len({pair.clean for pair in task.pairs})
+        raise GatelensError(
+            f"the task {task.name} has too few different prompts ({different}) to rank gates on {len(ranked)} and to "
+            f"evaluate circuits on {len(evaluated)} others: ask for fewer prompts, or set held_out to false."
+        )
+    return ranked, evaluated
 
 
 def _check_effect(

@@ -11,7 +11,8 @@ from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.areas import mib_counts
 from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.describe import describe_cost
-from gatelens.measures.effect import most_refined_points
+from gatelens.measures.effect import baseline_grid
+from gatelens.measures.refinement import most_refined_points
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -31,7 +32,7 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
     grid = level.grid(n_gates, settings.points)
     n_points = len(grid) + most_refined_points(grid, settings.refine)
     if settings.random_points:
-        n_points += len(level.grid(n_gates, max(2, settings.random_points)))
+        n_points += len(baseline_grid(level, n_gates, settings.random_points))
     if settings.areas != "none":
         n_points += len(set(mib_counts(n_gates)) - {0, n_gates})
     checked = 0.0
@@ -61,7 +62,7 @@ def circuit_cost(
     Arguments:
         task, settings, options: as for `find_circuit`.
     """
-    [prompts] = circuit_tasks(model, task, settings.replace(seeds=1), options)
+    _, [prompts] = circuit_tasks(model, task, settings.replace(seeds=1), options)
     examples = as_responses(prompts)
     length = max(len(example.prompt_ids) for example in examples.examples)
     parts = circuit_parts(settings.replace(n=len(prompts)), Graph.of(model.anatomy), length)

@@ -2,6 +2,7 @@
 
 ``result.json``         the summary (`CircuitRecord`)
 ``scores.safetensors``  the score of every gate, for each task seed
+``best.safetensors``    of very many gates: the best of each prompt, which is all that a report reads (`Scores.compact`)
 ``curve.*``             the explained effect (`curve_files`)
 ``circuit.json``        edge circuits in the format of EAP-IG (`exchange`)
 ``example.*``           some prompts with their attention (`example`)
@@ -10,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,8 +38,10 @@ from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import ASKED, RESULT
-from gatelens.runtime.settings import EXECUTION, Settings, key_values
+from gatelens.runtime.settings import ADDED, EXECUTION, Settings, key_values
 from gatelens.runtime.shown import Shown
+
+SCORES, BEST_SCORES = "scores.safetensors", "best.safetensors"
 
 
 class CircuitSettings(CurveSettings):
@@ -54,6 +57,12 @@ class CircuitSettings(CurveSettings):
     steps: int = Field(default=5, ge=1, description="points of eap-ig's path")
     method_options: tuple[str, ...] = Field(default=(), description="a setting of the method as KEY=VALUE; repeatable")
     n: int = Field(default=64, ge=1, description="prompts for each task seed")
+    held_out: bool = Field(
+        default=False,
+        description="rank gates on as many other prompts, so that the n prompts of the curve are held out (not for "
+        "attention edges, which belong to a prompt; studies do it by default)",
+        json_schema_extra=ADDED,
+    )
     seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
     seed: int = Field(default=0, ge=0, description="the first task seed")
     sample: int = Field(
@@ -94,6 +103,11 @@ class CircuitSettings(CurveSettings):
         if not self.method_options:  # a field that version 0.1 did not have: its studies can still be resumed
             del identity["method_options"]
         return identity
+
+    @property
+    def ranks_on_others(self) -> bool:
+        """Whether gates are ranked on other prompts than circuits are evaluated on."""
+        return self.held_out and level_named(self.level).shared
 
     @property
     def chosen_method(self) -> Method:
@@ -192,13 +206,10 @@ class CircuitResult(Shown):
 
 def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRecord:
     """Write all files of a result except ``result.json``, and return the contents of that file."""
-    first = result.settings.seed
-    tensors = {
-        f"seed-{seed}.{name}": tensor
-        for seed, scores in enumerate(result.scores, start=first)
-        for name, tensor in scores.tensors().items()
-    }
-    write_tensors(folder / "scores.safetensors", tensors)
+    best = [scores.compact() for scores in result.scores]
+    _save_scores(folder / SCORES, result.scores, result.settings.seed)
+    if any(small is not scores for small, scores in zip(best, result.scores, strict=True)):
+        _save_scores(folder / BEST_SCORES, best, result.settings.seed)
     save_curve(result.curve, folder)
     if result.heads is not None:
         save_head_table(result.heads, folder)
@@ -220,6 +231,15 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
         validity=result.validity,
         seconds=result.seconds,
     )
+
+
+def _save_scores(path: Path, all_scores: Sequence[Scores], first_seed: int) -> None:
+    tensors = {
+        f"seed-{seed}.{name}": tensor
+        for seed, scores in enumerate(all_scores, start=first_seed)
+        for name, tensor in scores.tensors().items()
+    }
+    write_tensors(path, tensors)
 
 
 def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
@@ -263,9 +283,14 @@ def record_dense(folder: Path, dense: str | None) -> None:
         write_json(folder / RESULT, {**saved, "dense": dense})
 
 
-def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None) -> list[Scores]:
-    """The scores of a saved run, one for each task seed."""
-    tensors = read_tensors(folder / "scores.safetensors")
+def load_scores(folder: Path, settings: CircuitSettings, graph: Graph | None, *, compact: bool = False) -> list[Scores]:
+    """The scores of a saved run, one for each task seed.
+
+    Arguments:
+        compact: read what a report needs (`Scores.compact`), which a shared folder has even if it lacks all scores.
+    """
+    is_compact = compact and (folder / BEST_SCORES).exists()
+    tensors = read_tensors(folder / (BEST_SCORES if is_compact else SCORES))
     all_scores: list[Scores] = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         prefix = f"seed-{seed}."

@@ -42,21 +42,31 @@ class Interval(NamedTuple):
 class Sample:
     """The prompts behind a number.
 
+    ``str(sample)`` says whether gates were ranked on other prompts: ``64 held-out prompts``.
+
     Arguments:
         prompts: prompts for each task seed.
         seeds: task seeds, which have their own prompts.
+        ranked_on: other prompts that gates were ranked on, for each task seed; 0: gates were ranked on these prompts.
     """
 
     prompts: int
     seeds: int = 1
+    ranked_on: int = 0
 
     @property
     def has_interval(self) -> bool:
         """Whether there is anything to resample."""
         return self.prompts * self.seeds > 1
 
+    @property
+    def ranking(self) -> str:
+        """The prompts that gates were ranked on, in words: ``64 other prompts`` or ``the same prompts``."""
+        other = f"{self.ranked_on:,} other prompt{'s' * (self.ranked_on != 1)}"
+        return other + " of each seed" * (self.seeds > 1) if self.ranked_on else "the same prompts"
+
     def __str__(self) -> str:
-        prompts = f"{self.prompts:,} prompt{'s' * (self.prompts != 1)}"
+        prompts = f"{self.prompts:,} {'held-out ' * bool(self.ranked_on)}prompt{'s' * (self.prompts != 1)}"
         return prompts if self.seeds == 1 else f"{self.seeds} seeds of {prompts}"
 
 
@@ -68,6 +78,9 @@ class CountColumns(Settings):
     count_high: int | None = Field(default=None, description="upper end of the 95 % interval of the count; None: open")
     prompts: int | None = Field(default=None, description="prompts that gates were counted on, for each task seed")
     seeds: int | None = Field(default=None, description="task seeds")
+    ranked_on: int | None = Field(
+        default=None, description="other prompts that gates were ranked on, for each task seed; 0: the same prompts"
+    )
 
 
 class MultiplierColumns(Settings):
@@ -118,6 +131,7 @@ class Count:
             count_high=None if high is None else round(high),
             prompts=self.sample.prompts,
             seeds=self.sample.seeds,
+            ranked_on=self.sample.ranked_on,
         )
 
 

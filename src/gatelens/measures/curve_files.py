@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -33,6 +34,7 @@ class CurveRecord(Record):
     mib_ranking: Ranking | None = Field(
         default=None, description="of the circuits for CPR and CMD; None: there are none"
     )
+    ranked_on: int = Field(default=0, description="other prompts that gates were ranked on; 0: the same prompts")
 
 
 def save_curve(curve: Curve, folder: Path) -> None:
@@ -51,15 +53,25 @@ def save_curve(curve: Curve, folder: Path) -> None:
         selection=curve.selection,
         fingerprints=curve.fingerprints,
         mib_ranking=None if curve.mib is None else curve.mib.ranking,
+        ranked_on=curve.ranked_on,
     )
     write_json(folder / "curve.json", record.model_dump(mode="json"))
+    write_csv(folder / "curve.csv", CURVE_COLUMNS, curve_lines(curve))
+
+
+CURVE_COLUMNS = ("ranking", "kept", "effect", "low", "high", "prompts", "seeds", "ranked_on")
+"""The columns of a curve as a table."""
+
+
+def curve_lines(curve: Curve) -> list[tuple[Any, ...]]:
+    """The points of a curve and of its random baseline as the lines of a table, with the columns `CURVE_COLUMNS`."""
     named = [(curve.ranking, curve), *([("random", curve.random)] if curve.random is not None else [])]
-    points = [
-        (name, *numbers)
+    sample = curve.sample
+    return [
+        (name, *numbers, sample.prompts, sample.seeds, sample.ranked_on)
         for name, line in named
         for numbers in zip(*(x.tolist() for x in (line.kept, line.effect, line.low, line.high)), strict=True)
     ]
-    write_csv(folder / "curve.csv", ["ranking", "kept", "effect", "low", "high"], points)
 
 
 def load_curve(folder: str | Path) -> Curve:
@@ -75,7 +87,7 @@ def load_curve(folder: str | Path) -> Curve:
         assert curve is not None
         if mib is not None:
             mib = replace(mib, ranking=record.mib_ranking or "signed")
-        return replace(curve, random=random, mib=mib)
+        return replace(curve, random=random, mib=mib, ranked_on=record.ranked_on)
     except KeyError as error:
         raise GatelensError(f"the curve in {folder} lacks the tensor {error}: run the job again.") from error
 

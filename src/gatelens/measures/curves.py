@@ -50,6 +50,7 @@ class Curve(Shown):
     selection: str = TOP  # how circuits take gates
     fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
     mib: Curve | None = None  # the circuits on MIB's grid, by a ranking of their own, for CPR and CMD
+    ranked_on: int = 0  # other prompts that gates were ranked on, for each seed; 0: the prompts of the curve
 
     drawn_by = "gatelens.report.plots:plot_curve"
 
@@ -66,7 +67,7 @@ class Curve(Shown):
     def sample(self) -> Sample:
         """The prompts that the curve was measured on."""
         seeds, prompts = self.none.shape
-        return Sample(prompts, seeds)
+        return Sample(prompts, seeds, self.ranked_on)
 
     @property
     def effect(self) -> Tensor:

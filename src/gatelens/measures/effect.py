@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates import EDGES
-from gatelens.gates.level import Ranking, Scores, Source
+from gatelens.gates.level import Level, Ranking, Scores, Source
 from gatelens.gates.selection import TOP, selection_named, selections
 from gatelens.measures.areas import largest_prefixes, mib_counts
 from gatelens.measures.curves import Curve
+from gatelens.measures.refinement import REFINED_POINTS, ROUNDS, refinement
 from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -27,8 +27,6 @@ from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import CircuitTask
 
 _ROWS = 8  # circuits in one piece of work
-REFINED_POINTS = 24  # about as many circuits are added around a count
-_ROUNDS = 6  # refinement stops here, even if neighbours of a very jagged curve still differ by more
 
 
 class CurveSettings(Settings):
@@ -78,6 +76,7 @@ def explained_effect(
     scores: Scores | Sequence[Scores],
     settings: CurveSettings | None = None,
     *,
+    ranked_on: int = 0,
     context: Context | None = None,
 ) -> Curve:
     """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
@@ -87,7 +86,9 @@ def explained_effect(
     Arguments:
         task: the prompts that circuits are evaluated on; a list for several task seeds.
         scores: what gates are ranked by; a list for several task seeds. Gates that all prompts share may have been
-            scored on other prompts than those of the task.
+            scored on other prompts than those of the task (`gatelens.tasks.batches.hold_out` splits a task).
+        ranked_on: how many other prompts the scores come from, for each task seed. The curve records it, so that its
+            figures and counts say that its prompts are held out. 0: the scores come from the prompts of the task.
 
     Returns:
         A curve over all task seeds. Cost: ``level.cost.circuit`` forwards for each circuit: 1 for heads and attention
@@ -102,7 +103,8 @@ def explained_effect(
         settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"seed-{i}"))
         for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
     ]
-    return with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)
+    curve = with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)
+    return replace(curve, ranked_on=ranked_on)
 
 
 def with_areas(curve: Curve, circuits: Sequence[Circuits], scores: Sequence[Scores], settings: CurveSettings) -> Curve:
@@ -154,65 +156,30 @@ def measure_curve(circuits: Sequence[Circuits], settings: CurveSettings) -> Curv
     for own, possible in zip(circuits, (curve.everything - curve.none).mean(1).tolist(), strict=True):
         _refuse_flat(possible, own.level.noun, own.model, own.task)
     # 2. More circuits around the count and between the ends of its interval.
-    for _ in range(_ROUNDS):
-        more = refinement(curve, settings.threshold, settings.refine) if settings.refine else []
+    left = REFINED_POINTS if settings.refine else 0
+    for _ in range(ROUNDS):
+        more = refinement(curve, settings.threshold, settings.refine, left) if left else []
         if not more:
             break
         curve = curve.with_points(_evaluate(circuits, more, "refined curve", settings))
+        left -= len(more)
     # 3. The baseline.
     if settings.random_points:
-        coarse = first.level.grid(total, max(2, settings.random_points))
+        coarse = baseline_grid(first.level, total, settings.random_points)
         shuffled = [own.shuffled(own.task.seed) for own in circuits]
         curve = replace(curve, random=_evaluate(shuffled, coarse, "random", settings))
     return curve
 
 
-def refinement(curve: Curve, threshold: float, step: float) -> list[int]:
-    """The numbers of gates to evaluate next, so that the count and its interval are known more precisely.
+def baseline_grid(level: Level[Any], total: int, points: int) -> list[int]:
+    """The numbers of gates to keep in a curve of gates in random order, from 0 to all.
 
-    The count is refined until it differs from the point before it by at most ``step`` of itself, or by one gate. So is
-    the span of the interval, with at most `REFINED_POINTS` circuits for the whole span.
-
-    Returns:
-        Numbers in ascending order, none of which the curve has yet. There are none if the curve is fine enough, or does
-        not reach the threshold.
+    Such a curve rises only where most gates are kept. Where the level's own grid is spaced by the logarithm, half of
+    the numbers are therefore evenly spaced.
     """
-    point = curve.point_at(threshold)
-    if point is None:
-        return []
-    low, high = curve.count_interval(threshold)
-    kept = curve.kept.tolist()
-    first = point if low is None else min(point, _point_of(kept, low))
-    last = point if high is None else max(point, _point_of(kept, high))
-    span = kept[last] / max(1.0, kept[max(0, first - 1)])
-    coarser = max(step, span ** (1 / REFINED_POINTS) - 1)
-    more: set[int] = set()
-    for end in range(max(1, first), last + 1):
-        more |= _between(curve.asked, kept, end, step if end == point else coarser)
-    return sorted(more - set(curve.asked))
-
-
-def most_refined_points(grid: Sequence[int], step: float) -> int:
-    """About how many circuits a refinement of this grid adds, for the estimate of the cost."""
-    finer = [len(_between(grid, [float(k) for k in grid], end, step)) for end in range(1, len(grid))] if step else []
-    return min(REFINED_POINTS, sum(finer))
-
-
-def _point_of(kept: Sequence[float], count: float) -> int:
-    """The first point that keeps this many gates."""
-    return next(i for i, n in enumerate(kept) if n >= count)
-
-
-def _between(asked: Sequence[int], kept: Sequence[float], end: int, step: float) -> set[int]:
-    """Numbers between two neighbouring points, at most one batch of rows, evenly spaced by their logarithm."""
-    start, stop = asked[end - 1], asked[end]
-    if kept[end] - kept[end - 1] <= max(1.0, step * kept[end]) or stop - start <= 1:
-        return set()
-    lowest = max(start, 1)
-    wanted = math.ceil(math.log(stop / lowest) / math.log(1 + step)) - 1
-    n = min(max(wanted, 1), _ROWS)
-    numbers = {round(lowest * (stop / lowest) ** (i / (n + 1))) for i in range(1, n + 1)} | {(start + stop) // 2}
-    return {number for number in numbers if start < number < stop}
+    even = points // 2 if level.log_axis else 0
+    evenly = {round(i * total / (even + 1)) for i in range(1, even + 1)}
+    return sorted({*level.grid(total, max(2, points - even)), *evenly})
 
 
 def edges_effect(

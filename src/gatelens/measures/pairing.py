@@ -11,7 +11,7 @@ from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.counts import Multiplier
 from gatelens.measures.curves import multiplier
 
-MUST_AGREE = ("level", "method", "threshold", "ranking", "selection", "source", "seed")
+MUST_AGREE = ("level", "method", "threshold", "ranking", "selection", "source", "seed", "held_out")
 """Settings that must agree for two counts to be comparable. Others, such as ``n``, may differ between the models."""
 
 

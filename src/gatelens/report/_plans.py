@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gatelens.gates import LEVELS
 from gatelens.gates.roles import KINDS
+from gatelens.measures.curve_files import CURVE_COLUMNS, curve_lines
 from gatelens.model.components import Head
 from gatelens.report._runs import CircuitRun, RolesRun, SparsifyRun, labels
 from gatelens.report._summary import Group
@@ -57,11 +58,8 @@ def kept_plan(groups: Sequence[Group]) -> Plan:
         records: list[Sequence[Any]] = []
         for task, by_model in curves.items():
             for model, curve in by_model.items():
-                for ranking, line in ((curve.ranking, curve), ("random", curve.random)):
-                    if line is not None:
-                        columns = (x.tolist() for x in (line.kept, line.effect, line.low, line.high))
-                        records += [(task, model, ranking, *point) for point in zip(*columns, strict=True)]
-        return ("task", "model", "ranking", "kept", "effect", "low", "high"), records
+                records += [(task, model, *line) for line in curve_lines(curve)]
+        return ("task", "model", *CURVE_COLUMNS), records
 
     return Plan(
         f"{noun[0].upper()}{noun[1:]} kept ({method})",

@@ -12,7 +12,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import EDGES, LEVELS
 from gatelens.gates.level import Scores
-from gatelens.measures.circuit_result import CircuitResult, load_circuit, load_scores
+from gatelens.measures.circuit_result import BEST_SCORES, SCORES, CircuitResult, load_circuit, load_scores
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example
 from gatelens.measures.roles_result import load_roles
@@ -92,12 +92,12 @@ def _circuit_run(folder: Path, asked: dict[str, Any]) -> CircuitRun:
 
 
 def _scores(folder: Path, result: CircuitResult) -> list[Scores]:
-    """The scores of all gates. Scores of single prompts are large, so a shared folder may lack them."""
+    """The scores of all gates, or of the best ones. Folders of earlier versions may lack those of attention edges."""
     level = LEVELS[result.settings.level]
-    is_missing = not level.shared and not (folder / "scores.safetensors").exists()
+    is_missing = not level.shared and not any((folder / name).exists() for name in (SCORES, BEST_SCORES))
     if is_missing or (result.graph is None and level is EDGES):  # gatelens 0.1 did not always save the graph
         return []
-    return load_scores(folder, result.settings, result.graph)
+    return load_scores(folder, result.settings, result.graph, compact=True)
 
 
 def _roles_run(folder: Path, asked: dict[str, Any]) -> RolesRun:

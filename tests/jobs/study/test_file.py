@@ -77,13 +77,23 @@ class TestMeaning:
         read(tmp_path, WHOLE)
         study = read_study(tmp_path / "study.toml")
         cells = {cell.name: cell for cell in study.cells}
-        assert cells["heads-ioi-small"].settings == CircuitSettings(n=32)
+        assert cells["heads-ioi-small"].settings == CircuitSettings(n=32, held_out=True)
         cell = cells["edges-docstring-sparse-seed-1"]
-        assert cell.settings == CircuitSettings(n=16, level="edges", seed=1, memory_gb=8.0)
+        assert cell.settings == CircuitSettings(n=16, level="edges", seed=1, memory_gb=8.0, held_out=True)
         assert cell.options == {"corruption": "answer"}
         assert (cell.model.dtype, cell.model.dense, cell.model.cpus) == ("bfloat16", "small", 2.0)
         assert cells["roles-syntax-big"].settings == RolesSettings(first_rate=(0.2, 0.02))
         assert study.title == "Some heads"
+
+    def test_circuits_of_a_study_are_evaluated_on_held_out_prompts(self, tmp_path: Path) -> None:
+        (tmp_path / "a.toml").write_text('models = {a = "smollm2"}\n[circuit]\ntasks = "ioi"\nheld_out = [true, false]')
+        cells = read_study(tmp_path / "a.toml").cells
+        assert [(cell.name, cell.settings.held_out) for cell in cells] == [
+            ("heads-ioi-a", True),
+            ("heads-ioi-a-held_out-False", False),
+        ]
+        (tmp_path / "a.toml").write_text('models = {a = "smollm2"}\n[circuit]\ntasks = "ioi"')
+        assert [cell.settings.held_out for cell in read_study(tmp_path / "a.toml").cells] == [True]
 
     def test_paths_are_relative_to_the_file(self, tmp_path: Path) -> None:
         (tmp_path / "models" / "mine").mkdir(parents=True)
@@ -285,6 +295,10 @@ def test_the_examples_are_studies(name: str, tmp_path: Path) -> None:
     tasks = {cell.task for cell in study.cells}
     if name.startswith("head-ablation"):
         assert tasks == {"syntax", "common-sense", "math"}
+    elif name.startswith("mib"):
+        assert {(cell.level, cell.settings.areas, cell.settings.per_query_head) for cell in study.cells} == {
+            ("edges", "signed", True)
+        }
     else:
         assert tasks == {"greater-than", "ioi", "docstring", "ioi-long"}
         assert len(study.cells) == len(study.models) * 4 * len({cell.level for cell in study.cells})

@@ -36,7 +36,7 @@ class TestResults:
         summary = go(file, place / "out")
         assert summary.failed == 0
         few = {"points": 6, "random_points": 3, "sample": 0, "refine": 0}
-        settings = CircuitSettings(level="edges", n=4, steps=2, allow_noise=True, **few)
+        settings = CircuitSettings(level="edges", n=4, steps=2, held_out=True, allow_noise=True, **few)
         alone = find_circuit(load(place / "sparse"), "induction", settings, options={"length": 4})
         ours = load_circuit(place / "out" / "cells" / "edges-induction-sparse")
         assert torch.equal(ours.curve.metrics, alone.curve.metrics)

@@ -119,10 +119,10 @@ def _combinations(axes: Mapping[str, list[Any]], place: KeyPath, job: Job) -> It
     A default value is not part of the name, and the level begins it anyway. So ``seed = 0`` can become ``seed = [0,
     1]`` without renaming a cell that is done.
     """
-    defaults = job.settings()
+    defaults = job.settings(**job.defaults)
     in_name = [name for name in axes if len(axes[name]) > 1 and name != "level"]
     for combination in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, combination, strict=True))
+        chosen = {**job.defaults, **dict(zip(axes, combination, strict=True))}
         varied = {name: chosen[name] for name in in_name if chosen[name] != getattr(defaults, name)}
         yield place.check(job.settings, chosen), varied
 

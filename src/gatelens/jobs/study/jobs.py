@@ -78,6 +78,7 @@ class Job:
         tokens: called as tokens(task); a few prompts, to time a forward pass.
         columns: called as columns(settings); the columns ``method`` and ``threshold`` of the summary.
         load: called as load(folder, dense); the finished run, if its count can be compared between models.
+        defaults: settings that have another default in a study than alone.
     """
 
     kind: str
@@ -91,6 +92,7 @@ class Job:
     tokens: Callable[[Task], Tensor]
     columns: Callable[[Any], dict[str, Any]]
     load: Callable[[Path, str | None], CircuitResult] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Circuits
@@ -165,6 +167,7 @@ JOBS: dict[str, Job] = {
         tokens=_circuit_tokens,
         columns=lambda settings: {"method": settings.method, "threshold": settings.threshold},
         load=_load_circuit,
+        defaults={"held_out": True},
     ),
     "gate": Job(
         kind="gate",
