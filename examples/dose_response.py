@@ -2,17 +2,24 @@
 
     python examples/dose_response.py runs/small results/dose-response
 
-The model of `small_model.py` is post-trained to several numbers of open keys per query (the dose), with three seeds
-each. For every model and task, the circuit is found and counted: how many heads and how many edges explain 90 % of the
-effect (the response)? All runs are folders, so that the same command resumes. The result is `dose-response.csv`, where
-every count has its interval and its number of prompts, and `dose-response.png`.
+The model of `small_model.py` is post-trained to fewer and fewer open keys per query (the dose), with three seeds. The
+doses of one seed are one chain: each begins with the weights and gates of the dose before it. The control is trained
+for as many steps as the whole chain, with all gates open, so that it shows what training does without sparsity.
+
+For every model and task, the circuit is found and counted: how many heads and how many edges explain 90 % of the effect
+(the response)? All runs are folders, so that the same command resumes. The results are `dose-response.csv`, where every
+count has its interval and its number of prompts, `dose-response.png`, and a summary that is printed and written to
+`summary.md`.
 """
 
 import csv
+import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from statistics import mean
 
 import torch
 from matplotlib.figure import Figure
@@ -21,7 +28,9 @@ from small_model import main as train_small_model
 
 import gatelens
 from gatelens import CircuitSettings, Model
+from gatelens.errors import GatelensError
 from gatelens.measures.counts import Count, Multiplier
+from gatelens.measures.curves import Curve
 from gatelens.runtime.files import replace_file
 from gatelens.sparse.in_model import is_sparse
 from gatelens.sparse.recording import record_open
@@ -30,13 +39,11 @@ from gatelens.tasks.base import CircuitTask
 
 DOSES = (4.0, 2.0, 1.0, 0.5, 0.25)  # open keys per query and head
 SEEDS = (0, 1, 2)
-STEPS, PROMPTS = 800, 64
-LEVELS = ("heads", "edges")
-TASKS = (
-    "ioi",
-    "greater-than",
-    "ioi-long",
-)  # the dense model does not have docstring
+STEPS = 80  # for each dose
+PROMPTS = {"heads": 64, "edges": 32}
+TASKS = ("ioi", "greater-than", "ioi-long")  # the dense model does not have docstring
+THRESHOLD = 0.9
+DENSE, CONTROL = "dense", "control"
 
 
 @dataclass(frozen=True)
@@ -44,127 +51,203 @@ class Point:
     """One task in one model.
 
     Arguments:
-        dose: the keys per query that were asked for in training; infinite for the dense model.
+        model: dense, control, or the keys per query that were asked for in training.
         keys: open keys per query and head on the task's prompts.
         right: share of right answers.
-        multipliers: dense count / count of this model, by level; none for the dense model.
+        counts: by level; None if the model's effect is too small for a circuit.
+        multipliers: dense count / count of this model, by level, if both reach the threshold.
     """
 
-    dose: float
+    model: str
     seed: int
     task: str
     keys: float
     right: float
-    counts: dict[str, Count]
+    counts: dict[str, Count | None]
     multipliers: dict[str, Multiplier]
 
 
-def sparse_model(dense: Model, folder: Path, dose: float, seed: int) -> Model:
-    """The small model with this many open keys, trained for the first time or loaded from its folder."""
-    settings = SparsifySettings(
-        steps=STEPS,
-        batch=8,
-        length=LENGTH,
-        keys=dose,
-        weights="full",
-        learning_rate=5e-4,
-        bf16=True,
-        seed=seed,
-        checkpoint_every=200,
-    )
-    out = folder / f"keys-{dose:g}-seed-{seed}"
-    if not (out / "result.json").exists():
-        sparsify(dense, write_texts(folder / "text"), settings, out=out, show=True)
-    return gatelens.load(out)
+def settings(seed: int, **changes: object) -> SparsifySettings:
+    common = {
+        "steps": STEPS,
+        "batch": 8,
+        "length": LENGTH,
+        "weights": "full",
+        "learning_rate": 5e-4,
+        "seed": seed,
+        "checkpoint_every": STEPS,
+    }
+    return SparsifySettings(**{**common, **changes})
+
+
+def models(folder: Path) -> Iterator[tuple[str, int, Model]]:
+    """The dense model, the control, and all doses of each seed; trained, or loaded from their folders."""
+    dense = gatelens.load(train_small_model(folder))
+    texts = write_texts(folder / "text")
+
+    def trained(name: str, asked: SparsifySettings, start: Path | None = None) -> Model:
+        if not (folder / name / "result.json").exists():
+            sparsify(dense, texts, asked, out=folder / name, start=start)
+        return gatelens.load(folder / name)
+
+    yield DENSE, 0, dense
+    yield CONTROL, 0, trained("control", settings(0, steps=STEPS * len(DOSES), hold="open"))
+    for seed in SEEDS:
+        before = None
+        for dose in DOSES:
+            name = f"keys-{dose:g}-seed-{seed}"
+            yield f"{dose:g}", seed, trained(name, settings(seed, keys=dose), before)
+            before = folder / name
 
 
 @torch.no_grad()
 def on_task(model: Model, task: CircuitTask) -> tuple[float, float]:
     """Open keys per query and head on the prompts, and the share of right answers."""
-    keys = right = queries = 0.0
+    keys = right = 0.0
     for bucket in task.buckets:
         with record_open(model.hf) as record:
             logits = model.hf(input_ids=bucket.clean, use_cache=False).logits[:, -1]
         right += float(task.correct(logits, bucket).sum())
         per_query = record.open_keys if is_sparse(model.hf) else torch.arange(1.0, bucket.clean.shape[1] + 1)
         keys += float(per_query.float().mean()) * len(bucket)
-        queries += len(bucket)
-    return keys / queries, right / len(task)
+    return keys / len(task), right / len(task)
 
 
-def measure(model: Model, folder: Path, dose: float, seed: int, dense: dict[tuple[str, str], object]) -> list[Point]:
-    """The circuits of all tasks and levels in one model. The dense model's curves are remembered in `dense`."""
-    points = []
-    for name in TASKS:
-        counts, multipliers = {}, {}
-        task = gatelens.task(name, model, n=PROMPTS, seed=0)
+def measure(name: str, seed: int, model: Model, folder: Path, dense: dict[tuple[str, str], Curve]) -> Iterator[Point]:
+    """The circuits of all tasks in one model. The curves of the first model are remembered in `dense`."""
+    for task_name in TASKS:
+        counts: dict[str, Count | None] = {}
+        multipliers = {}
+        task = gatelens.task(task_name, model, n=max(PROMPTS.values()), seed=0)
         assert isinstance(task, CircuitTask)
-        for level in LEVELS:
-            out = folder / "circuits" / f"{model.name}-{name}-{level}"
-            settings = CircuitSettings(level=level, n=PROMPTS, sample=0, describe=0)
-            result = gatelens.find_circuit(model, name, settings, out=out)
-            counts[level] = result.count
-            curve = dense.setdefault((name, level), result.curve)
-            if curve is not result.curve:
-                multipliers[level] = gatelens.multiplier(curve, result.curve, at=settings.threshold)  # type: ignore[arg-type]
-        keys, right = on_task(model, task)
-        points.append(Point(dose, seed, name, keys, right, counts, multipliers))
-        print(
-            f"{model.name} {name}: {keys:.2f} keys, {right:.0%} right, {counts['heads']}, {counts['edges']}", flush=True
-        )
-    return points
+        for level, prompts in PROMPTS.items():
+            out = folder / "circuits" / f"{model.name}-{task_name}-{level}"
+            asked = CircuitSettings(
+                level=level,
+                n=prompts,
+                ranking="per-prompt",
+                threshold=THRESHOLD,
+                points=16,
+                random_points=0,
+                areas="none",
+                sample=0,
+                describe=0,
+            )
+            try:
+                result = gatelens.find_circuit(model, task_name, asked, out=out)
+                counts[level] = result.count
+                first = dense.setdefault((task_name, level), result.curve)
+                if first is not result.curve:
+                    multipliers[level] = gatelens.multiplier(first, result.curve, at=THRESHOLD)
+            except GatelensError as error:  # no effect, or a curve that does not reach the threshold
+                counts.setdefault(level, None)
+                print(f"{model.name}, {task_name}, {level}: {error}", flush=True)
+        yield Point(name, seed, task_name, *on_task(model, task), counts, multipliers)
 
 
 def write_table(points: list[Point], path: Path) -> None:
     text = StringIO(newline="")
     writer = csv.writer(text)
-    measured = [name for level in LEVELS for name in (level, f"{level} low", f"{level} high", f"{level} multiplier")]
-    writer.writerow(["task", "dose", "seed", "keys per query", "right", "prompts", *measured])
+    columns = ("{}", "{} low", "{} high", "{} prompts", "{} multiplier", "{} multiplier low", "{} multiplier high")
+    header = [column.format(level) for level in PROMPTS for column in columns]
+    writer.writerow(["task", "model", "seed", "keys per query", "right", *header])
     for point in points:
         cells: list[object] = []
-        for level in LEVELS:
-            count = point.counts[level].columns()
-            cells += [count.count, count.count_low, count.count_high, point.multipliers.get(level, "")]
-        numbers = (f"{point.keys:.3f}", f"{point.right:.3f}", PROMPTS)
-        writer.writerow([point.task, point.dose, point.seed, *numbers, *cells])
+        for level, prompts in PROMPTS.items():
+            count, multiplier = point.counts[level], point.multipliers.get(level)
+            columns_of_count = count.columns() if count else None
+            cells += (
+                [columns_of_count.count, columns_of_count.count_low, columns_of_count.count_high, prompts]
+                if columns_of_count
+                else ["", "", "", prompts]
+            )
+            numbers = (multiplier.ratio, *multiplier.interval) if multiplier else ("", "", "")
+            cells += [f"{number:.3g}" if isinstance(number, float) else number for number in numbers]
+        writer.writerow([point.task, point.model, point.seed, f"{point.keys:.3f}", f"{point.right:.3f}", *cells])
     replace_file(path, text.getvalue())
 
 
 def draw(points: list[Point], path: Path) -> None:
-    """Counts against keys per query, a panel for each level and task; bars are intervals."""
-    figure = Figure(figsize=(2.4 * len(TASKS), 2.2 * len(LEVELS) + 0.6), layout="constrained")
-    axes = figure.subplots(len(LEVELS), len(TASKS), squeeze=False)
-    for row, level in zip(axes, LEVELS, strict=True):
+    """Counts against keys per query, a panel for each level and task; bars are intervals, lines join a seed's doses."""
+    colours = {DENSE: "black", CONTROL: "0.6"} | {str(seed): f"C{seed}" for seed in SEEDS}
+    figure = Figure(figsize=(3 * len(TASKS), 2.4 * len(PROMPTS) + 0.8), layout="constrained")
+    axes = figure.subplots(len(PROMPTS), len(TASKS), squeeze=False)
+    for row, level in zip(axes, PROMPTS, strict=True):
         for axis, task in zip(row, TASKS, strict=True):
+            chains: dict[str, list[tuple[float, int]]] = {}
             for point in points:
-                count = point.counts[level].columns()
-                if point.task != task or count.count is None:
+                count = point.counts[level]
+                if point.task != task or count is None or count.value is None:
                     continue
-                low, high = count.count_low or count.count, count.count_high or count.count
-                bars = [[count.count - low], [high - count.count]]
-                colour = "black" if point.dose == float("inf") else "#0072B2"
-                axis.errorbar(point.keys, count.count, yerr=bars, fmt="o", markersize=3, color=colour, linewidth=0.8)
+                low, high = (end if end is not None else count.value for end in count.interval)
+                bars = [[max(0, count.value - low)], [max(0, high - count.value)]]
+                chain = point.model if point.model in colours else str(point.seed)
+                chains.setdefault(chain, []).append((point.keys, count.value))
+                axis.errorbar(point.keys, count.value, bars, fmt="o", markersize=3, color=colours[chain], linewidth=0.8)
+            for chain, values in chains.items():
+                label = chain if chain in (DENSE, CONTROL) else f"seed {chain}"
+                axis.plot(*zip(*values, strict=True), color=colours[chain], linewidth=0.8, label=label)
             axis.set(xscale="log", title=f"{task}: {level}", ylim=(0, None))
             if row is axes[-1]:
                 axis.set_xlabel("open keys per query and head")
-    axes[0, 0].set_ylabel("heads for 90 % of the effect")
-    axes[1, 0].set_ylabel("edges for 90 % of the effect")
-    figure.suptitle(f"Black: dense. Bars: 95 % intervals over {PROMPTS} prompts. {len(SEEDS)} seeds of training.")
+        row[0].set_ylabel(f"{level} for {THRESHOLD:.0%} of the effect")
+    axes[0, -1].legend(fontsize=7)
+    prompts = ", ".join(f"{n} for {level}" for level, n in PROMPTS.items())
+    figure.suptitle(f"Bars: 95 % intervals over prompts ({prompts})", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
+def slope(doses: list[tuple[float, float]]) -> float:
+    """The least-squares slope of log(count) by log(keys)."""
+    x, y = ([math.log(value) for value in column] for column in zip(*doses, strict=True))
+    centre = mean(x)
+    return sum((a - centre) * b for a, b in zip(x, y, strict=True)) / sum((a - centre) ** 2 for a in x)
+
+
+def summary(points: list[Point]) -> str:
+    """For each task and level: how the count changes when keys are halved, and how many multipliers exclude 1."""
+    lines = [
+        "| task | level | dense count | control | factor of the count when keys are halved: each seed | "
+        "fewer / more than dense, of all doses | right at the sparsest dose, each seed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for level in PROMPTS:
+            of_task = [point for point in points if point.task == task]
+            counts = {point.model: str(point.counts[level]) for point in of_task}
+            doses = [point for point in of_task if point.model not in (DENSE, CONTROL)]
+            factors = []
+            for seed in SEEDS:
+                reached = [(p.keys, c.value) for p in doses if p.seed == seed and (c := p.counts[level]) and c.value]
+                if len(reached) > 2:
+                    factors.append(f"{2 ** -slope(reached):.2f} ({len(reached)} doses)")
+            shown = [p.multipliers[level] for p in doses if level in p.multipliers]
+            fewer = sum(m.shows_difference and m.ratio > 1 for m in shown)
+            more = sum(m.shows_difference and m.ratio < 1 for m in shown)
+            right = ", ".join(f"{p.right:.0%}" for p in doses if p.model == f"{DOSES[-1]:g}")
+            lines.append(
+                f"| {task} | {level} | {counts.get(DENSE)} | {counts.get(CONTROL)} | {', '.join(factors)} "
+                f"| {fewer} / {more} of {len(doses)} | {right} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def main(folder: Path, out: Path) -> None:
-    dense = gatelens.load(train_small_model(folder))
-    curves: dict[tuple[str, str], object] = {}
-    points = measure(dense, folder, float("inf"), 0, curves)
     out.mkdir(parents=True, exist_ok=True)
-    for dose in DOSES:
-        for seed in SEEDS:
-            points += measure(sparse_model(dense, folder, dose, seed), folder, dose, seed, curves)
-            write_table(points, out / "dose-response.csv")
-            draw(points, out / "dose-response.png")
+    dense_curves: dict[tuple[str, str], Curve] = {}
+    points: list[Point] = []
+    for name, seed, model in models(folder):
+        for point in measure(name, seed, model, folder, dense_curves):
+            points.append(point)
+            counts = ", ".join(f"{level}: {count}" for level, count in point.counts.items())
+            print(f"{model.name}, {point.task}: {point.keys:.2f} keys, {point.right:.0%} right; {counts}", flush=True)
+        write_table(points, out / "dose-response.csv")
+        draw(points, out / "dose-response.png")
+        replace_file(out / "summary.md", summary(points))
+    print(summary(points))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

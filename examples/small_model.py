@@ -5,7 +5,8 @@
 It is a Llama of 4 layers with 8 heads each and 3.7 million weights. It reads novels, passages that are repeated, and
 prompts of four circuit tasks with their answers. It learns IOI (64 of 64 prompts), IOI Long (98 %) and Greater Than
 (88 %), but not Docstring (20 %). Its prompts have other task seeds than those that circuits are found on.
-`dose_response.py` makes it sparse to several degrees.
+`dose_response.py` makes it sparse to several degrees. Shorter training is not enough: a model of 1.1 million weights
+had learned none of the tasks after 1,000 steps (IOI: 50 % of 64 prompts right).
 
 A step that was made is not made again: a run that was stopped resumes from its last checkpoint.
 """
@@ -36,14 +37,17 @@ CHECKPOINT = 250
 def write_texts(folder: Path) -> list[Text]:
     """Write the prompts of each task with their answers, passages that are repeated, and the novels."""
     folder.mkdir(parents=True, exist_ok=True)
+    shares = {**dict.fromkeys(TASKS, 0.16), "twice": 0.16, "novels": 0.2}
+    texts = [Text(name=name, sources=(str(folder / f"{name}.txt"),), share=share) for name, share in shares.items()]
+    if all(Path(source).exists() for text in texts for source in text.sources):
+        return texts
     smollm2 = gatelens.load("smollm2")  # its tokenizer has all words that tasks draw as single tokens
     draw = random.Random(0)
     for name in TASKS:
-        if not (folder / f"{name}.txt").exists():
-            task = gatelens.task(name, smollm2, n=PROMPTS, seed=TASK_SEED)
-            assert isinstance(task, CircuitTask)
-            prompts = [f"{pair.clean}{draw.choice(pair.answers)}." for pair in task.pairs]
-            replace_file(folder / f"{name}.txt", "\n".join(prompts))
+        task = gatelens.task(name, smollm2, n=PROMPTS, seed=TASK_SEED)
+        assert isinstance(task, CircuitTask)
+        prompts = [f"{pair.clean}{draw.choice(pair.answers)}." for pair in task.pairs]
+        replace_file(folder / f"{name}.txt", "\n".join(prompts))
     novels = "\n".join(path.read_text(encoding="utf-8") for path in NOVELS)
     passages = []
     for _ in range(PASSAGES):
@@ -51,8 +55,7 @@ def write_texts(folder: Path) -> list[Text]:
         passages += [novels[start : start + size].strip()] * 2
     replace_file(folder / "twice.txt", "\n\n".join(passages))
     replace_file(folder / "novels.txt", novels)
-    shares = {**dict.fromkeys(TASKS, 0.16), "twice": 0.16, "novels": 0.2}
-    return [Text(name=name, sources=(str(folder / f"{name}.txt"),), share=share) for name, share in shares.items()]
+    return texts
 
 
 def train_tokenizer(folder: Path, texts: list[Text]) -> PreTrainedTokenizerFast:
