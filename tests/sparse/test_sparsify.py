@@ -307,6 +307,9 @@ def test_evaluate_counts_edges(llama: Model, text: Path) -> None:
     torch.testing.assert_close(found.open_by_head.float(), right)
     assert found.open_share == pytest.approx(right.mean().item())
     torch.testing.assert_close(found.open_by_layer.float(), right.mean(1))
+    to_first = record.edges[..., 0].sum() / record.edges.sum()
+    assert found.to_first_share == pytest.approx(to_first.item())
+    assert 0 < to_first < 1
     dense = logits(llama.hf, tokens)
     assert found.kl == pytest.approx(losses(ours, dense, tokens).kl.mean().item(), rel=1e-4)
     assert found.dense_loss == pytest.approx(llama.hf(input_ids=tokens, labels=tokens).loss.item(), rel=1e-5)

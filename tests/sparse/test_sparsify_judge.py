@@ -167,7 +167,8 @@ def test_every_number_is_printed(
     assert [float(cell.strip("%")) for cell in first[0][2:]] == pytest.approx(numbers, abs=0.006)
     keys = record.edges.sum(-1).float()  # open keys of every query: (layer, sequence, head, query)
     idle, without_key = (keys.mean(-1) < 0.05).float().mean(), (keys == 0).float().mean()
-    assert sparsity == [["words", f"{keys.mean():.2f}", f"{idle:.1%}", f"{without_key:.1%}"]]
+    shares = (idle, without_key, record.edges[..., 0].sum() / record.edges.sum())
+    assert sparsity == [["words", f"{keys.mean():.2f}", *(f"{share:.1%}" for share in shares)]]
     for layer in range(2):
         rows = [table[layer] for table in by_head]
         assert {(row[0], row[1]) for row in rows} == {(str(layer), f"{edges[layer].mean():.2%}")}

@@ -28,17 +28,23 @@ def plain_penalty(expected_keys: Tensor, kind: str) -> Tensor:
     layers, n_sequences, heads, queries = expected_keys.shape
     penalties = []
     for sequence in range(n_sequences):
-        total, logarithms = torch.zeros(()), []
+        total, logarithms, of_queries = torch.zeros(()), [], []
         for layer in range(layers):
             for head in range(heads):
                 keys = torch.zeros(())
                 for query in range(queries):
                     keys = keys + expected_keys[layer, sequence, head, query]
+                    of_queries.append(torch.log(expected_keys[layer, sequence, head, query] + 0.05))
                 logarithms.append(torch.log(keys / queries + 0.05))
                 total = total + keys
         visible = layers * heads * queries * (queries + 1) / 2
         share = total / visible
-        kinds = {"share": share, "total": torch.log(share), "per-head": sum(logarithms) / len(logarithms)}
+        kinds = {
+            "share": share,
+            "total": torch.log(share),
+            "per-head": sum(logarithms) / len(logarithms),
+            "per-query": sum(of_queries) / len(of_queries),
+        }
         penalties.append(kinds[kind])
     return sum(penalties) / n_sequences  # type: ignore[return-value]
 
@@ -49,7 +55,7 @@ def llama() -> Model:
 
 
 @pytest.mark.parametrize("gate", ["score", "probability"])
-@pytest.mark.parametrize("kind", ["share", "total", "per-head"])
+@pytest.mark.parametrize("kind", ["share", "total", "per-head", "per-query"])
 def test_equals_plain_loops(kind: Any, gate: Any) -> None:
     hf = tiny("llama").hf
     make_sparse(hf, torch.linspace(-1, 2, 12).view(3, 4), gate=gate)
@@ -60,7 +66,7 @@ def test_equals_plain_loops(kind: Any, gate: Any) -> None:
     torch.testing.assert_close(penalties.mean(), plain_penalty(record.expected_keys, kind), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "total_share"), [("total", 0.0), ("per-head", 0.0), ("per-head", 0.7)])
+@pytest.mark.parametrize(("kind", "total_share"), [("total", 0.0), ("per-head", 0.7), ("per-query", 0.2)])
 def test_a_step_minimises_it(llama: Model, kind: Any, total_share: float) -> None:
     """With almost no weight on the loss, the gradients of the biases are those of the penalty."""
     small: dict[str, Any] = {**SIMPLE, "batch": 2, "length": 8, "multiplier": 1e-7, "multiplier_low": 1e-7}

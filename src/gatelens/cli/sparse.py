@@ -29,6 +29,10 @@ def sparsify(
     start: Annotated[
         str | None, typer.Option(help="start from the weights and gates of this earlier run, or of an adapter")
     ] = None,
+    teacher_cache: Annotated[
+        Path | None,
+        typer.Option(help="a folder for the dense model's distributions: runs that share it need no dense forward"),
+    ] = None,
     track: Annotated[str | None, typer.Option(help="also log to tensorboard or wandb, through accelerate")] = None,
     *,
     load: DenseLoader,
@@ -52,7 +56,17 @@ def sparsify(
         done = max(Checkpoints(out / "checkpoints").steps(), default=0)
         print(f"cost: {sparsify_cost(dense, settings, min(done, settings.steps))}", flush=True)
     first = None if start is None else path_of(start)
-    run(dense, text, settings, out, held_out=held_out or (), start=first, track=track, show=True)  # type: ignore[arg-type]
+    run(
+        dense,
+        text,
+        settings,
+        out,
+        held_out=held_out or (),
+        start=first,
+        teacher_cache=teacher_cache,
+        track=track,  # type: ignore[arg-type]
+        show=True,
+    )
     if is_main():
         draw_run(out)
     message = f"written to {out}; `gatelens evaluate {out} --text ...` evaluates it"

@@ -187,11 +187,16 @@ def judgement_tables(judged: Mapping[str, Judgement], dense: bool = True, width:
             escape(name), f"{judgement.sequences} x {judgement.length}", *numbers, f"{judgement.open_share:.2%}"
         )
     sparsity = Table(
-        Column("text", overflow="fold"), "keys per query", "idle heads", "queries without a key", title="sparsity"
+        Column("text", overflow="fold"),
+        "keys per query",
+        "idle heads",
+        "queries without a key",
+        "edges to first token",
+        title="sparsity",
     )
     for name, judgement in judged.items():
-        shares = (f"{judgement.idle_share:.1%}", f"{judgement.without_key_share:.1%}")
-        sparsity.add_row(escape(name), f"{judgement.keys_per_query:.2f}", *shares)
+        shares = (judgement.idle_share, judgement.without_key_share, judgement.to_first_share)
+        sparsity.add_row(escape(name), f"{judgement.keys_per_query:.2f}", *(f"{share:.1%}" for share in shares))
     tables = [table, sparsity]
     for name, judgement in judged.items():
         heads = range(judgement.opened.shape[1])

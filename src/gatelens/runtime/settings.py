@@ -86,7 +86,8 @@ class Settings(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with some of them changed. The result is checked again."""
-        return type(self)(**{**dict(self), **changes})
+        # Not dict(self): a field called `keys` would make it a mapping.
+        return type(self)(**{**vars(self), **changes})
 
     def identity(self) -> dict[str, Any]:
         """What decides the numbers, as plain JSON.

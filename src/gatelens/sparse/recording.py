@@ -27,13 +27,20 @@ class OpenRecord:
     Keys are counted as open where the gate logit is positive, whether or not gates are sampled.
     """
 
-    def __init__(self, edges: bool) -> None:
-        self.wants_edges = edges
+    def __init__(self, edges: bool, first: bool = False) -> None:
+        self._keeps_edges, self._keeps_first = edges, first
         self._layers: dict[int, dict[str, Tensor | None]] = {}
 
     def add(self, layer: int, attention: GatedAttention) -> None:
         _, expected, edges = attention
-        self._layers[layer] = {"expected": expected, "edges": edges, **vars(attention)}
+        first = edges[..., 0] if edges is not None and self._keeps_first else None
+        kept = edges if self._keeps_edges else None
+        self._layers[layer] = {"expected": expected, "edges": kept, "first": first, **vars(attention)}
+
+    @property
+    def wants_edges(self) -> bool:
+        """Whether attention modules have to hand over the gates themselves."""
+        return self._keeps_edges or self._keeps_first
 
     @property
     def expected(self) -> Float[Tensor, "layer batch head"]:
@@ -70,6 +77,11 @@ class OpenRecord:
         """The open gates; recorded with `record_open(hf, edges=True)`."""
         return self._stack("edges")
 
+    @property
+    def first(self) -> Bool[Tensor, "layer batch head query"]:
+        """Whether the edge of each query to the first key is open; recorded with `record_open(hf, first=True)`."""
+        return self._stack("first")
+
     def _stack(self, name: str) -> Tensor:
         layers = [layer[name] for _, layer in sorted(self._layers.items())]
         recorded = [values for values in layers if values is not None]
@@ -79,18 +91,19 @@ class OpenRecord:
 
 
 @contextmanager
-def record_open(hf: Any, edges: bool = False) -> Iterator[OpenRecord]:
+def record_open(hf: Any, edges: bool = False, first: bool = False) -> Iterator[OpenRecord]:
     """Inside, every forward pass of a sparse model leaves the number of open edges in the record.
 
     Arguments:
         edges: record the gates themselves too, in memory quadratic in the sequence length.
+        first: record the gates of edges to the first key too. The gates of one layer at a time are in memory.
 
     Example:
         with torch.no_grad(), record_open(model.hf) as record:
             model.hf(input_ids=tokens)
         keys_per_query = record.open_keys.sum() / (record.visible_keys > 0).sum()
     """
-    record = OpenRecord(edges)
+    record = OpenRecord(edges, first)
     with _set_on_modules(hf, "gate_record", record):
         yield record
 

@@ -38,7 +38,7 @@ def losses(
     Arguments:
         sparse, dense: logits of the two models, in any precision.
     """
-    labels = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], NO_LABEL)], 1).flatten()
+    labels = next_tokens(tokens).flatten()
     kl, ce, dense_ce = _TokenLosses.apply(sparse.flatten(0, 1), dense.flatten(0, 1), labels)  # type: ignore[no-untyped-call]
     by_sequence = [x.view_as(tokens) for x in (kl, ce, dense_ce)]
     return Losses(by_sequence[0].mean(-1), *(x.sum(-1) / (tokens.shape[1] - 1) for x in by_sequence[1:]))
@@ -54,7 +54,7 @@ class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sparse: Tensor, dense: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kl, ce, dense_ce, log_sum, dense_log_sum = torch.zeros(5, len(labels), device=sparse.device).unbind()
-        for rows in _chunks(sparse):
+        for rows in chunks(sparse):
             s, d = sparse[rows].float(), dense[rows].float()
             log_sum[rows], dense_log_sum[rows] = s.logsumexp(-1), d.logsumexp(-1)
             label, known = labels[rows].clamp(min=0)[:, None], (labels[rows] >= 0).float()
@@ -72,7 +72,7 @@ class _TokenLosses(torch.autograd.Function):
         sparse, dense, labels, log_sum, dense_log_sum = ctx.saved_tensors
         dce = dce * (labels >= 0)
         dsparse = torch.empty_like(sparse)
-        for rows in _chunks(sparse):
+        for rows in chunks(sparse):
             gradient = (sparse[rows].float() - log_sum[rows, None]).exp_().mul_((dkl + dce)[rows, None])
             p = (dense[rows].float() - dense_log_sum[rows, None]).exp_()
             gradient.addcmul_(p, dkl[rows, None], value=-1)
@@ -81,6 +81,12 @@ class _TokenLosses(torch.autograd.Function):
         return dsparse, None, None
 
 
-def _chunks(logits: Float[Tensor, "token vocab"]) -> Iterator[slice]:
+def next_tokens(tokens: Int[Tensor, "sequence token"]) -> Int[Tensor, "sequence token"]:
+    """The token that follows each token, and `NO_LABEL` for the last one of a sequence."""
+    return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], NO_LABEL)], 1)
+
+
+def chunks(logits: Float[Tensor, "token vocab"]) -> Iterator[slice]:
+    """Parts of the tokens whose logits are read at a time."""
     step = max(1, CHUNK // logits.shape[1])
     return (slice(start, start + step) for start in range(0, len(logits), step))

@@ -7,6 +7,8 @@ The objective is `loss + penalty / multiplier`. Two things can be held (`hold`):
     keys   The number of open keys per query moves along a line, at the smallest loss. The multiplier shrinks while
            more keys are open than the line says, and grows while fewer are.
 
+In a run that holds all gates open, the penalty has no gradient, and the multiplier stays as it is.
+
 A violation is a number from -1 to 1. Positive violations make the multiplier grow.
 """
 
@@ -123,14 +125,27 @@ class HeldKeys:
         return max(self.losses.values()) - self.most_loss
 
 
-def state_of(held: HeldLoss | HeldKeys, multiplier: Multiplier) -> dict[str, Any]:
+class HeldOpen:
+    """All gates stay open: nothing can be violated."""
+
+    def violation(self, loss: float, keys: float) -> float:
+        return 0.0
+
+    def watch(self, texts: Mapping[str, float], length: int) -> None:
+        """The losses of single texts do not matter here."""
+
+
+Held = HeldLoss | HeldKeys | HeldOpen
+
+
+def state_of(held: Held, multiplier: Multiplier) -> dict[str, Any]:
     """What changes in the course of a run, as JSON."""
     names = ("smoothed", "first", "progress", "losses")
     of_held = {name: getattr(held, name) for name in names if hasattr(held, name)}
     return {"held": of_held, "multiplier": {name: getattr(multiplier, name) for name in ("base", "steps", "violation")}}
 
 
-def load_state(held: HeldLoss | HeldKeys, multiplier: Multiplier, state: Mapping[str, Any]) -> None:
+def load_state(held: Held, multiplier: Multiplier, state: Mapping[str, Any]) -> None:
     """Continue from what `state_of` returned."""
     for owner, values in ((held, state["held"]), (multiplier, state["multiplier"])):
         for name, value in values.items():

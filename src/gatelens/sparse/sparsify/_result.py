@@ -97,14 +97,17 @@ def write_card(
         "(Draye, Lei et al., arXiv 2512.05865). Open it with `gatelens.load`, or with transformers after",
         "`import gatelens.sparse`.",
         "",
-        f"| text | sequences | {before} loss | sparse loss | difference | KL | keys per query and head | open edges |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| text | sequences | {before} loss | sparse loss | difference | KL | keys per query and head "
+        "| open edges | idle heads | queries without a key | edges to the first token |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, judgement in judged.items():
         lines.append(
             f"| {name} | {judgement.sequences} x {judgement.length} | {judgement.dense_loss:.4f} "
             f"| {judgement.sparse_loss:.4f} | {judgement.above_dense:+.4f} | {judgement.kl:.4f} "
-            f"| {judgement.keys_per_query:.2f} | {100 * judgement.open_share:.2f} % |"
+            f"| {judgement.keys_per_query:.2f} | {100 * judgement.open_share:.2f} % "
+            f"| {100 * judgement.idle_share:.1f} % | {100 * judgement.without_key_share:.1f} % "
+            f"| {100 * judgement.to_first_share:.1f} % |"
         )
     lines += [
         "",

@@ -21,6 +21,9 @@ from gatelens.sparse.in_model import BIAS, GateValues, gate_values, is_sparse, m
 from gatelens.sparse.sparsify._sharding import shard_like
 from gatelens.sparse.sparsify.settings import SparsifySettings
 
+REST = ".gate_rest"
+OPEN = 1e4  # a bias that opens every gate, whatever its score or its attention weight is
+ALL_LINEAR = "all-linear"
 SCALE = 2  # factor of what an adapter adds: peft's alpha divided by the rank
 
 
@@ -43,21 +46,28 @@ class Student:
                 f"{model.name} is sparse already and its gates see scores: leave out gate, or give the dense model "
                 "that it was made from."
             )
+        if settings.hold == "open" and is_sparse(model.hf):
+            raise GatelensError(
+                f"{model.name} is sparse already, and a run that holds all gates open begins with a dense model: give "
+                "the dense model that it was made from."
+            )
         lora = settings.weights == "lora"
         shared = {id(p): p for p in model.hf.parameters()} if lora and share else {}
         self.hf: Any = copy.deepcopy(model.hf, shared)
         self.is_new = not is_sparse(model.hf)  # so that its gates have to be chosen
-        if self.is_new and settings.gate == "probability":
+        if settings.hold == "open":
+            make_sparse(self.hf, OPEN, gate=settings.gate)
+        elif self.is_new and settings.gate == "probability":
             make_sparse(self.hf, learned=True, gate="probability")  # calibration gives them their values
         else:
             make_sparse(self.hf, settings.bias if self.is_new else None, learned=settings.learn_bias)
         self.trained: Any = _with_adapters(self.hf, settings) if lora else self.hf
         if not lora:
             self.hf.requires_grad_(True)
-        if settings.learn_bias:  # peft has frozen them
-            for name, parameter in self.hf.named_parameters():
-                if is_gate_parameter(name):
-                    parameter.requires_grad_(True)
+        learned = settings.learn_bias and settings.hold != "open"
+        for name, parameter in self.hf.named_parameters():  # peft has frozen them
+            if is_gate_parameter(name):
+                parameter.requires_grad_(learned and (settings.rest or not name.endswith(REST)))
         if settings.gradient_checkpointing:
             self.hf.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -73,7 +83,7 @@ class Student:
 
     def rest_values(self) -> list[nn.Parameter]:
         """The learned rest values of probability gates, one (head, dim) for each layer."""
-        return self._trained_gates(".gate_rest")
+        return self._trained_gates(REST)
 
     def weights(self) -> list[nn.Parameter]:
         """The trained parameters that do not belong to gates."""
@@ -113,8 +123,8 @@ class Student:
         matrices, gates, scale = read_adapter(self.hf, folder)
         own = {adapter_name(name): parameter for name, parameter in self.state().items() if not is_gate_parameter(name)}
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-        is_gate = "score" if not self.rest_values() else "probability"
-        if scale != SCALE or is_gate != gates.gate or shapes != {name: tuple(x.shape) for name, x in matrices.items()}:
+        same_gates = gate_values(self.hf).gate == gates.gate and (bool(self.rest_values()) or not _has_rest(gates))
+        if scale != SCALE or not same_gates or shapes != {name: tuple(x.shape) for name, x in matrices.items()}:
             raise GatelensError(
                 f"the adapter in {folder} has other modules, ranks or gates than are trained here: use the settings "
                 "that it was made with, which its adapter.json has."
@@ -130,9 +140,12 @@ class Student:
     @torch.no_grad()
     def set_gates(self, values: GateValues) -> None:
         """Give learned gates these values."""
-        endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": ".gate_rest"}
+        endings = {"bias": ".gate_bias", "query": ".gate_query.weight", "key": ".gate_key.weight", "rest": REST}
         for name in GATE_TENSORS[values.gate]:
-            for parameter, of_layer in zip(self._trained_gates(endings[name]), getattr(values, name), strict=True):
+            parameters = self._trained_gates(endings[name])
+            if name == "rest" and not parameters:
+                continue  # this run has none
+            for parameter, of_layer in zip(parameters, getattr(values, name), strict=True):
                 parameter.copy_(of_layer)
 
     def train(self) -> None:
@@ -161,6 +174,10 @@ def with_narrow_weights(model: Model) -> Model:
     return dataclasses.replace(model, hf=hf)
 
 
+def _has_rest(gates: GateValues) -> bool:
+    return gates.rest is not None and bool(gates.rest.any())
+
+
 def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
     if importlib.util.find_spec("peft") is None:
         raise GatelensError("LoRA needs peft: run `pip install 'gatelens[sparsify]'`, or choose weights='full'.")
@@ -168,7 +185,8 @@ def _with_adapters(hf: Any, settings: SparsifySettings) -> Any:
 
     family = family_of(hf.config)
     names = settings.projections or tuple(f"{family.attention}.{name}" for name in (*family.qkv, family.out))
-    config = LoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, target_modules=list(names), lora_dropout=0.0)
+    targets = ALL_LINEAR if names == (ALL_LINEAR,) else list(names)
+    config = LoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, target_modules=targets, lora_dropout=0.0)
     embeddings = (hf.get_input_embeddings(), hf.get_output_embeddings())
     tied = embeddings[1] is not None and embeddings[0].weight is embeddings[1].weight
     try:

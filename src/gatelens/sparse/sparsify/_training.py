@@ -24,13 +24,15 @@ from gatelens.errors import GatelensError
 from gatelens.runtime.files import write_tensors
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.sparse.recording import gate_temperature, record_open, sequence_noise
-from gatelens.sparse.sparsify._losses import losses
-from gatelens.sparse.sparsify._multiplier import HeldKeys, HeldLoss, Multiplier, load_state, state_of
+from gatelens.sparse.sparsify._losses import Losses, losses
+from gatelens.sparse.sparsify._multiplier import Held, HeldKeys, HeldLoss, HeldOpen, Multiplier, load_state, state_of
 from gatelens.sparse.sparsify._optimizer_state import load_optimizer_tensors, optimizer_tensors
 from gatelens.sparse.sparsify._penalty import penalty, share_of_all_pairs
 from gatelens.sparse.sparsify._sequences import TrainingSequences, length_at
 from gatelens.sparse.sparsify._sharding import gather, is_sharded
 from gatelens.sparse.sparsify._student import Student
+from gatelens.sparse.sparsify._teacher_cache import TeacherCache
+from gatelens.sparse.sparsify._top_k import TopK, top_k_losses, top_k_of
 from gatelens.sparse.sparsify.judge import IDLE
 from gatelens.sparse.sparsify.settings import SparsifySettings
 
@@ -55,6 +57,7 @@ class Training:
     Arguments:
         input_sizes: the root mean square of the attention's input in each layer: learning rates of offsets are divided
             by it. A checkpoint holds it too.
+        cache: where the distributions of the dense model are read from, if `teacher_top` is set.
     """
 
     def __init__(
@@ -65,9 +68,10 @@ class Training:
         settings: SparsifySettings,
         accelerator: Any,
         input_sizes: Sequence[float] | None = None,
+        cache: TeacherCache | None = None,
     ) -> None:
         self.student, self.sequences, self.settings = student, sequences, settings
-        self.accelerator = accelerator
+        self.accelerator, self.cache = accelerator, cache
         self.bfloat16 = use_bfloat16(accelerator.device, settings.bf16)
         self.input_sizes = input_sizes or [1.0] * len(student.offsets())
         # Adam's second moment forgets within a hundred steps, because gradients change as gates close.
@@ -138,15 +142,17 @@ class Training:
         sequence_numbers = self._sequence_numbers(step, numbers)
         batch = self.sequences.batch(sequence_numbers, self.length(step))
         tokens, kl_share = batch.tokens.to(self.accelerator.device), batch.kl.to(self.accelerator.device)
-        dense = self._dense_logits(tokens)
+        dense = self._dense(tokens)
         self.student.train()
         hf, seeds = self.student.hf, [(settings.seed, step, *number) for number in sequence_numbers]
         with sequence_noise(hf, seeds), gate_temperature(hf, settings.temperature), record_open(hf) as record:
             with self.precision():
                 logits = self.module(input_ids=tokens, use_cache=False).logits
-            kl, ce, dense_ce = losses(logits, dense, tokens)
+            kl, ce, dense_ce = _losses(logits, dense, tokens)
             relative = ce - dense_ce if settings.relative else ce
             loss = kl_share * kl + (1 - kl_share) * relative
+            if settings.least_loss is not None:
+                loss = loss.clamp(min=settings.least_loss)
             edges = penalty(record, settings.penalty, settings.total_share)
             self.accelerator.backward((loss + edges / self.multiplier.now).mean() / settings.accumulate)
             expected, opened = (
@@ -178,6 +184,19 @@ class Training:
             if count:
                 of_texts[text.name] = total / count
         return of_texts
+
+    def _dense(self, tokens: Int[Tensor, "sequence token"]) -> Tensor | TopK:
+        """What the loss compares with: the logits of the dense model, or the top k of its distributions."""
+        top = self.settings.teacher_top
+        if top is None:
+            return self._dense_logits(tokens)
+
+        def compute(some: Tensor) -> TopK:
+            return top_k_of(self._dense_logits(some), some, top)
+
+        if self.cache is None:
+            return compute(tokens)
+        return TopK(*(x.to(tokens.device) for x in self.cache.read(tokens, compute)))
 
     @torch.no_grad()
     def _dense_logits(self, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:
@@ -258,7 +277,15 @@ class Training:
         return steps
 
 
-def _held(settings: SparsifySettings) -> HeldKeys | HeldLoss:
+def _losses(
+    sparse: Float[Tensor, "sequence token vocab"], dense: Tensor | TopK, tokens: Int[Tensor, "sequence token"]
+) -> Losses:
+    return top_k_losses(sparse, dense, tokens) if isinstance(dense, TopK) else losses(sparse, dense, tokens)
+
+
+def _held(settings: SparsifySettings) -> Held:
+    if settings.hold == "open":
+        return HeldOpen()
     if settings.hold == "keys":
         ramp_steps = settings.ramp * settings.steps
         return HeldKeys(settings.keys, ramp_steps, settings.multiplier_smoothing, settings.most_loss)

@@ -35,6 +35,7 @@ class Judgement:
     pairs: Float[Tensor, "layer head"]  # number of visible pairs
     idle: Float[Tensor, "layer head"]  # number of sequences with fewer than 0.05 open keys per query
     without_key: Float[Tensor, "layer head"]  # number of queries without an open key
+    to_first: Float[Tensor, "layer head"]  # number of open edges to the first token
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers as JSON."""
@@ -49,6 +50,7 @@ class Judgement:
             "open": self.open_share,
             "idle_heads": self.idle_share,
             "queries_without_key": self.without_key_share,
+            "edges_to_first_token": self.to_first_share,
             "open_by_layer": self.open_by_layer.tolist(),
             "open_by_head": self.open_by_head.tolist(),
         }
@@ -77,6 +79,11 @@ class Judgement:
     def without_key_share(self) -> float:
         """Share of queries without an open key, mean over heads, 0..1."""
         return float(self.without_key.mean()) / (self.sequences * self.length)
+
+    @property
+    def to_first_share(self) -> float:
+        """Share of the open edges that lead to the first token of a sequence, 0..1; 0 if no edge is open."""
+        return float(self.to_first.sum() / self.opened.sum().clamp(min=1))
 
     @property
     def open_by_head(self) -> Float[Tensor, "layer head"]:
@@ -186,7 +193,7 @@ def judge(dense: Any, sparse: Any, tokens: Int[Tensor, "sequence token"], batch:
                 dense_logits = _logits(sparse, some)
         else:
             dense_logits = _logits(dense, some)
-        with record_open(sparse) as record:
+        with record_open(sparse, first=True) as record:
             sparse_logits = _logits(sparse, some)
         kl, sparse_loss, dense_loss = losses(sparse_logits, dense_logits, some)
         sums += torch.stack([loss.sum().double().cpu() for loss in (dense_loss, sparse_loss, kl)])
@@ -194,12 +201,13 @@ def judge(dense: Any, sparse: Any, tokens: Int[Tensor, "sequence token"], batch:
     return Judgement(len(tokens), tokens.shape[1], *(sums / len(tokens)).tolist(), *counts)
 
 
-def _counts(record: OpenRecord) -> Float[Tensor, "4 layer head"]:
-    """Open edges, visible pairs, idle sequences and queries without an open key, summed over the batch."""
+def _counts(record: OpenRecord) -> Float[Tensor, "5 layer head"]:
+    """Open edges, pairs, idle sequences, queries without a key and edges to the first token, summed over the batch."""
     keys, visible = record.open_keys, record.visible_keys
     per_query = keys.sum(-1) / (visible > 0).sum(-1)
     idle, without_key = per_query < IDLE, ((keys == 0) & (visible > 0)).sum(-1)
-    return torch.stack([x.sum(1).double().cpu() for x in (keys.sum(-1), record.pairs, idle, without_key)])
+    counted = (keys.sum(-1), record.pairs, idle, without_key, record.first.sum(-1))
+    return torch.stack([x.sum(1).double().cpu() for x in counted])
 
 
 def _logits(hf: Any, tokens: Int[Tensor, "sequence token"]) -> Float[Tensor, "sequence token vocab"]:

@@ -52,11 +52,13 @@ from gatelens.sparse.sparsify._result import merged, write_card, write_result
 from gatelens.sparse.sparsify._sequences import TrainingSequences
 from gatelens.sparse.sparsify._sharding import is_sharded
 from gatelens.sparse.sparsify._student import Student, with_narrow_weights
+from gatelens.sparse.sparsify._teacher_cache import TeacherCache
 from gatelens.sparse.sparsify._training import WEIGHTS, Training
 from gatelens.sparse.sparsify.judge import check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
 from gatelens.sparse.text import TextSource, keep_apart, sequences
 
+TEACHER_TOP = 64  # tokens of each distribution in a teacher cache
 CALIBRATION = 1024  # tokens of each length that probability gates are calibrated on
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -69,13 +71,14 @@ def sparsify(
     *,
     held_out: TextSource | Sequence[TextSource] = (),
     start: str | Path | None = None,
+    teacher_cache: str | Path | None = None,
     track: Tracker | None = None,
     show: bool = False,
 ) -> Model:
     """Post-train a copy of a model so that few of its attention edges stay open, and return it.
 
-    Cost of a step: one forward pass of the dense model, and one forward and backward pass of the sparse model. Started
-    by `accelerate launch`, every process reads its own `batch` sequences.
+    Cost of a step: one forward pass of the dense model, unless it is cached, and one forward and backward pass of the
+    sparse model. Started by `accelerate launch`, every process reads its own `batch` sequences.
 
     Arguments:
         text: what to train on, one or several of: a text file, a folder, a JSON-lines file, a hub data set; all are
@@ -86,6 +89,9 @@ def sparsify(
             model card says how the model does on the beginning of each text that it was trained on.
         start: folder of an earlier run of the same model, whose last checkpoint gives the weights and gates to begin
             with, or of an adapter. A run that is resumed has its own.
+        teacher_cache: a folder that holds the most probable next tokens of the dense model for all sequences that any
+            run has read with it, 8 bytes for each of them (`teacher_top`; 64 by default). A step whose sequences are
+            there needs no dense forward.
         track: also log to TensorBoard or W&B, through accelerate.
         show: print progress.
 
@@ -93,6 +99,8 @@ def sparsify(
         sparse = sparsify(gatelens.load("smollm2"), "text/", SparsifySettings(steps=2000), out="runs/sparse")
     """
     settings = settings or SparsifySettings()
+    if teacher_cache is not None and settings.teacher_top is None:
+        settings = settings.replace(teacher_top=TEACHER_TOP)
     folder = None if out is None else Path(out)
     accelerator = _accelerator(model, settings, folder, track)
     main = bool(accelerator.is_main_process)
@@ -100,6 +108,7 @@ def sparsify(
         # 1. Everything that can be wrong with the request
         texts = _read_texts(model, text, held_out, settings)
         sharded = is_sharded(accelerator)
+        cache = _teacher_cache(model, settings, teacher_cache, sharded)
         narrow = settings.weights == "lora" and not sharded and use_bfloat16(model.device, settings.bf16)
         read = with_narrow_weights(model) if narrow else model
         student = Student(read, settings, share=not sharded)
@@ -117,13 +126,13 @@ def sparsify(
                 own = _own_text(model, texts.training, settings, folder, show and main)
             numbered = TrainingSequences([*texts.training, *own], settings.seed)
             sizes = None
-            if settings.gate == "probability" and not resumes:
+            if student.offsets() and not resumes:
                 batches = calibration_batches(numbered, settings)
                 if student.is_new and first_run is None:
                     student.set_gates(calibrate(model.hf, batches, settings.open_mass, settings.close_first))
                 sizes = input_sizes(model.hf, batches).tolist()
             dense = copy.deepcopy(read.hf) if sharded else read.hf.to(accelerator.device)  # sharding is in place
-            training = Training(student, dense, numbered, settings, accelerator, sizes)
+            training = Training(student, dense, numbered, settings, accelerator, sizes, cache)
             _train(training, texts.held_out, folder, show and main)
             for tracker in accelerator.trackers:
                 tracker.finish()
@@ -175,6 +184,18 @@ def calibration_batches(sequences: TrainingSequences, settings: SparsifySettings
     counts = {length: max(2, CALIBRATION // length) for length in sorted(set(settings.used_lengths))}
     # No step reads the sequences with these numbers: those have a number and a piece.
     return [sequences.batch([(i,) for i in range(count)], length).tokens for length, count in counts.items()]
+
+
+def _teacher_cache(
+    model: Model, settings: SparsifySettings, folder: str | Path | None, sharded: bool
+) -> TeacherCache | None:
+    if folder is None:
+        return None
+    if sharded:  # a forward pass needs all processes, and each of them may find its sequences in the cache
+        raise GatelensError("a teacher cache needs the whole dense model in each process: leave it out with FSDP.")
+    assert settings.teacher_top is not None
+    about = {"model": model.fingerprint, "bf16": use_bfloat16(model.device, settings.bf16)}
+    return TeacherCache(Path(folder), about, settings.teacher_top)
 
 
 def _own_text(

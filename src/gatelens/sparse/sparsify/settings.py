@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.settings import EXECUTION, Settings
+from gatelens.runtime.settings import ADDED, EXECUTION, Settings
 from gatelens.sparse.gated_attention import Gate
 from gatelens.sparse.in_model import BIAS
 from gatelens.sparse.sparsify._penalty import Penalty
@@ -76,10 +76,18 @@ class SparsifySettings(Settings):
         "a mixture file may have its own.",
     )
     relative: bool = Field(True, description="Count cross-entropy from that of the dense model.")
-    hold: Literal["keys", "loss"] = Field(
+    teacher_top: int | None = Field(
+        None,
+        ge=1,
+        description="Compute the KL divergence from this many most probable tokens of the dense model, and count all "
+        "others as one; by default all tokens. A run with a teacher cache has 64.",
+        json_schema_extra=ADDED,
+    )
+    hold: Literal["keys", "loss", "open"] = Field(
         "keys",
         description="What is held: open keys per query move along a line, at the smallest loss, or the loss is held at "
-        "its target, with as few open edges as possible.",
+        "its target, with as few open edges as possible, or all gates stay open: the dense control, which shows what "
+        "the same training does without sparsity.",
     )
     keys: float = Field(1.0, gt=0, description="hold=keys: open keys per query and head at the end of the line.")
     ramp: float = Field(
@@ -92,22 +100,31 @@ class SparsifySettings(Settings):
     most_loss: float | None = Field(
         None, gt=0, description="hold=keys: the line waits while the smoothed loss of any text is above this."
     )
+    least_loss: float | None = Field(
+        None,
+        description="The loss of a sequence does not count below this, so that a model does not adapt to the text "
+        "beyond it: 0 is the dense model.",
+        json_schema_extra=ADDED,
+    )
     target: float = Field(0.05, gt=0, description="hold=loss: target of the loss, in nats per token.")
 
     penalty: Penalty = Field(
         "per-head",
         description="What is minimised: the mean over heads of the logarithm of a head's expected keys per query, "
-        "which makes heads idle, the logarithm of all expected open edges, or their share itself, as in the paper.",
+        "which makes heads idle, the same for each query of each head, which leaves queries without a key, the "
+        "logarithm of all expected open edges, or their share itself, as in the paper.",
     )
     total_share: float = Field(
-        0.7, ge=0, le=1, description="Share of the penalty on the total that is mixed into the penalty per head."
+        0.7, ge=0, le=1, description="Share of the penalty on the total in the penalty per head or per query."
     )
 
     weights: Literal["lora", "full"] = Field(
         "lora", description="Train LoRA adapters (needs peft), or all weights of the model."
     )
     projections: tuple[str, ...] = Field(
-        (), description="Names of the modules that get adapters; by default all projections of the attention."
+        (),
+        description="Names of the modules that get adapters; by default all projections of the attention. 'all-linear' "
+        "stands for all linear modules but the output embeddings.",
     )
     rank: int = Field(16, ge=1, description="Rank of the adapters.")
     learning_rate: float | None = Field(
@@ -137,6 +154,12 @@ class SparsifySettings(Settings):
         True,
         description="Probability gates: calibration also closes the edges to the first token of a sequence; open_mass "
         "then counts all other edges.",
+    )
+    rest: bool = Field(
+        True,
+        description="Probability gates: closed edges carry a learned constant of their head, the rest value; otherwise "
+        "nothing.",
+        json_schema_extra=ADDED,
     )
     offset_learning_rate: float = Field(
         8e-4,
@@ -261,4 +284,5 @@ class SparsifySettings(Settings):
         saved run did not have yet counts as having its default value there.
         """
         own, other = self.identity(), SparsifySettings(**saved).identity()
-        return [name for name in own if own[name] != other[name]]
+        # A setting that was added later is part of an identity only if it does not have its default.
+        return [name for name in {**own, **other} if own.get(name) != other.get(name)]
