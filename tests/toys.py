@@ -89,37 +89,51 @@ PLANTED = [
 
 @torch.no_grad()
 def planted() -> Model:
-    """A GPT-2 whose weights implement induction; other heads and the MLPs do something small at random.
+    """A GPT-2 whose weights implement induction; other heads and the MLPs do something small at random."""
+    hf = hand_set(n_layers=2, n_parts=4)
+    token, previous, copied, position = stream_parts(4)
+    hf.lm_head.weight.copy_(10 * copied)
+    one_later = torch.diag(torch.ones(TOKENS - 1), 1)
+    set_head(hf, PREVIOUS, 80.0, query=position.T, key=position.T @ one_later, value=token.T, out=previous)
+    set_head(hf, INDUCTION, 40.0, query=token.T, key=previous.T, value=token.T, out=copied)
+    return wrap(hf, "planted")
 
-    The stream has four parts of 16 numbers: token, previous token, copied token, position. The norms are nearly linear
-    (see `linear`); the mean that they subtract is the same at every position and in every prompt.
+
+@torch.no_grad()
+def hand_set(n_layers: int, n_parts: int) -> Any:
+    """A GPT-2 to plant heads in: small random weights, and embeddings that write tokens and positions as unit vectors.
+
+    The stream has parts of 16 numbers, and as many heads: the first part is the token, the last one the position. The
+    norms are nearly linear (see `linear`); the mean that they subtract is the same at every position and in every
+    prompt.
     """
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=TOKENS, n_positions=TOKENS, n_embd=64, n_head=4, n_layer=2, n_inner=32, layer_norm_epsilon=1e8,
-        tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+        vocab_size=TOKENS, n_positions=TOKENS, n_embd=TOKENS * n_parts, n_head=n_parts, n_layer=n_layers, n_inner=32,
+        layer_norm_epsilon=1e8, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     hf = GPT2LMHeadModel(config)
     for name, parameter in hf.named_parameters():
         parameter.copy_(torch.full_like(parameter, 1e4 * name.endswith("weight")) if "ln_" in name else parameter)
-    token, previous, copied, position = (torch.eye(64)[start : start + 16] for start in range(0, 64, 16))
+    token, *_, position = stream_parts(n_parts)
     hf.transformer.wte.weight.copy_(token)
     hf.transformer.wpe.weight.copy_(position)
-    hf.lm_head.weight.copy_(10 * copied)
-    one_later = torch.diag(torch.ones(TOKENS - 1), 1)
-    _set_head(hf, PREVIOUS, 80.0, query=position.T, key=position.T @ one_later, value=token.T, out=previous)
-    _set_head(hf, INDUCTION, 40.0, query=token.T, key=previous.T, value=token.T, out=copied)
-    return wrap(hf, "planted")
+    return hf
 
 
-def _set_head(
+def stream_parts(n_parts: int) -> list[Tensor]:
+    """The parts of the stream of `hand_set`: unit vectors (16, width) for each part."""
+    return list(torch.eye(TOKENS * n_parts).split(TOKENS))
+
+
+def set_head(
     hf: Any, head: tuple[int, int], sharpness: float, *, query: Tensor, key: Tensor, value: Tensor, out: Tensor
 ) -> None:
     """Set one head: matrices (width, dim), and (dim, width) for ``out``; its scores are 0 or ``sharpness / 4``."""
     layer, index = head
-    attention, dim = hf.transformer.h[layer].attn, TOKENS
+    attention, width, dim = hf.transformer.h[layer].attn, hf.config.n_embd, TOKENS
     for i, matrix in enumerate((sharpness * query, key, value)):
-        at = i * 64 + index * dim
+        at = i * width + index * dim
         attention.c_attn.weight[:, at : at + dim] = matrix
     attention.c_proj.weight[index * dim : (index + 1) * dim] = out
 
