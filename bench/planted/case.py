@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from toys import make_task
 
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.tasks.base import CircuitTask
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from toys import make_task
-
-__all__ = ["Case", "Planted", "from_pairs"]
 
 
 @dataclass(frozen=True, eq=False)

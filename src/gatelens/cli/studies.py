@@ -48,6 +48,8 @@ def study(
         write_report=write_report,
     )
     console.print(summary.table())
+    if (compared := summary.methods_table()) is not None:
+        console.print(compared)
     for sentence in (*summary.failures(), *summary.problems):
         print(f"gatelens: {sentence}", file=sys.stderr)
     report = f", report {summary.report}" if summary.report else ""

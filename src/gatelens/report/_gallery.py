@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS
+from gatelens.measures.method_comparison import method_lines
 from gatelens.report._plans import (
     Plan,
     ablation_plan,
@@ -16,6 +17,7 @@ from gatelens.report._plans import (
     frontier_plan,
     head_scores_plan,
     kept_plan,
+    methods_plan,
     open_edges_plan,
     roles_plan,
     titles,
@@ -67,7 +69,10 @@ def draw_pictures(
 
 def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
     """The figures in the order of the page."""
+    lines = method_lines(entry.result for group in groups for entry in group.entries)
     for level in LEVELS:
+        if compared := [line for line in lines if line.level == level]:
+            yield methods_plan(compared)
         methods = dict.fromkeys(group.method for group in groups if group.level == level)
         for method in methods:
             yield kept_plan([group for group in groups if (group.level, group.method) == (level, method)])

@@ -13,6 +13,7 @@ from torch import Tensor
 from gatelens.gates import LEVELS
 from gatelens.gates.roles import KINDS
 from gatelens.measures.curve_files import CURVE_COLUMNS, curve_lines
+from gatelens.measures.method_comparison import MethodLine, method_ranks
 from gatelens.model.components import Head
 from gatelens.report._runs import CircuitRun, RolesRun, SparsifyRun, labels
 from gatelens.report._summary import Group
@@ -22,6 +23,7 @@ from gatelens.report.figures import (
     frontier_figure,
     head_maps,
     kept_figure,
+    methods_figure,
     open_edges_figure,
     training_figure,
 )
@@ -67,6 +69,21 @@ def kept_plan(groups: Sequence[Group]) -> Plan:
         f"{', '.join(needed)}.",
         lambda: kept_figure(curves, threshold=threshold, pairs=list(pairs)),
         table,
+    )
+
+
+def methods_plan(lines: Sequence[MethodLine]) -> Plan:
+    """How many gates each method needs. The lines have one level."""
+    noun = LEVELS[lines[0].level].noun
+    ranks = ", ".join(f"{rank.method} {rank.rank:.1f}" for rank in method_ranks(lines))
+    needed = "; ".join(f"{line.method} for {line.task} in {line.model}: {line.needed}" for line in lines)
+    columns = list(MethodLine.model_fields)
+    return Plan(
+        f"Methods compared: {noun}",
+        f"{noun[0].upper()}{noun[1:]} that each method needs for {lines[0].threshold:.0%} of the effect, with 95 % "
+        f"intervals. Mean rank, the best first: {ranks or 'no task has all methods'}. {needed}.",
+        lambda: methods_figure(lines),
+        lambda: (columns, [[getattr(line, name) for name in columns] for line in lines]),
     )
 
 

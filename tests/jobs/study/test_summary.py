@@ -135,3 +135,38 @@ def test_summaries_of_version_0_1_can_be_read(name: str) -> None:
     assert record.done == len(record.cells) > 0
     with (ROOT / "results" / name / "summary.csv").open() as opened:
         assert [line["cell"] for line in csv.DictReader(opened)] == [cell.cell for cell in record.cells]
+
+
+class TestMethods:
+    """A study with several methods ends in a comparison of them."""
+
+    def test_every_count_is_in_the_table(self, place: Path) -> None:
+        file = write_study(place, circuit='method = ["eap", "patching"]')
+        summary = run_study(read_study(file), place / "out")
+        with (place / "out" / "methods.csv").open() as opened:
+            lines = list(csv.DictReader(opened))
+        assert {(line["method"], line["model"]) for line in lines} == {
+            (method, model) for method in ("eap", "patching") for model in ("dense", "sparse")
+        }
+        by_cell = {(cell.method, cell.model): cell for cell in summary.cells()}
+        for line in lines:
+            cell = by_cell[line["method"], line["model"]]
+            assert line["count"] == ("" if cell.count is None else str(cell.count))
+            assert int(line["prompts"]) == 4
+            assert float(line["cpr"]) == pytest.approx(cell.cpr)
+        table = summary.methods_table()
+        assert table is not None
+        assert table.row_count == 2
+
+    def test_one_method_has_no_table(self, place: Path) -> None:
+        summary = run_study(read_study(write_study(place)), place / "out")
+        assert summary.methods_table() is None
+        assert not (place / "out" / "methods.csv").exists()
+
+    def test_the_example_compares_with_patching_everywhere(self) -> None:
+        study = read_study(ROOT / "examples" / "methods-smollm2.toml")
+        compared = {(cell.task, cell.model.label) for cell in study.cells}
+        exact = {(cell.task, cell.model.label) for cell in study.cells if cell.settings.chosen_method.exact}
+        assert exact == compared
+        assert len(exact) == 8
+        assert len({cell.settings.method for cell in study.cells}) >= 10

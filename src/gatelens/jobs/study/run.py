@@ -20,7 +20,8 @@ from gatelens.jobs.study._folder import Outcome, StudyFolder
 from gatelens.jobs.study._work import OneModel, run_cell
 from gatelens.jobs.study.cost import Estimate, estimates, to_do
 from gatelens.jobs.study.file import Study
-from gatelens.jobs.study.summary import Summary, compare
+from gatelens.jobs.study.summary import Summary, compare, load_circuits
+from gatelens.measures.method_comparison import method_lines
 from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.processes import n_processes
 from gatelens.runtime.settings import unknown_name
@@ -179,7 +180,9 @@ def _finish(
     summary = Summary(study, in_order, {}, folder=folder)
     with folder.lock_all():
         try:
-            summary = replace(summary, comparisons=compare(study.cells, in_order, folder))
+            circuits = load_circuits(study.cells, in_order, folder)
+            compared = tuple(method_lines(circuits.values()))
+            summary = replace(summary, comparisons=compare(study.cells, circuits), methods=compared)
             summary.write(folder.out)
             page, problems = _report(summary, folder, write_report)
         except OSError as error:

@@ -19,6 +19,7 @@ from gatelens.jobs.study.file import Study
 from gatelens.measures.areas import AreaColumns
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.counts import CountColumns, MultiplierColumns
+from gatelens.measures.method_comparison import MethodLine, method_ranks
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.runtime.files import write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
@@ -69,6 +70,7 @@ class Summary:
 
     Arguments:
         comparisons: the multiplier of each cell of a sparse model that can be compared, by the name of the cell.
+        methods: a line for each circuit of a level at which the study has several methods.
         report: the page of the report, if there is one.
         problems: what went wrong with the summary or the report, one sentence each.
         folder: where the runs are.
@@ -77,6 +79,7 @@ class Summary:
     study: Study
     outcomes: dict[str, Outcome]
     comparisons: dict[str, Comparison]
+    methods: tuple[MethodLine, ...] = ()
     report: Path | None = None
     problems: tuple[str, ...] = ()
     folder: StudyFolder | None = None
@@ -106,7 +109,7 @@ class Summary:
         ]
 
     def write(self, out: Path) -> None:
-        """Write ``summary.json`` and ``summary.csv``."""
+        """Write ``summary.json`` and ``summary.csv``; and ``methods.csv`` if methods can be compared."""
         cells = self.cells()
         record = SummaryRecord(
             schema_version=SCHEMA_VERSION,
@@ -125,6 +128,26 @@ class Summary:
         header = [*(name for name in CellSummary.model_fields if name not in numbers), *numbers]
         lines = ({**dict(cell), "varied": _in_words(cell.varied)} for cell in cells)
         write_csv(out / "summary.csv", header, ([line[name] for name in header] for line in lines))
+
+        if self.methods:
+            columns = list(MethodLine.model_fields)
+            write_csv(
+                out / "methods.csv", columns, ([getattr(line, name) for name in columns] for line in self.methods)
+            )
+
+    def methods_table(self) -> Table | None:
+        """A table that compares methods, the best one of each level first; None if the study has one method only."""
+        if not self.methods:
+            return None
+        caption = (
+            "Rank: mean over tasks and models of the rank by gates needed, from 1; best: where no method needs fewer. "
+            "Cost: forwards (F) of each prompt. Every count with its interval is in methods.csv."
+        )
+        table = Table("level", "method", "rank", "best", "cost", title="Methods compared", caption=caption)
+        for rank in method_ranks(self.methods):
+            cost = "-" if rank.cost is None else f"{rank.cost:,.1f} F"
+            table.add_row(rank.level, escape(rank.method), f"{rank.rank:.1f}", f"{rank.best} of {rank.cells}", cost)
+        return table
 
     def table(self) -> Table:
         """A table for the terminal."""
@@ -156,16 +179,23 @@ class Summary:
         ]
 
 
-def compare(cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: StudyFolder) -> dict[str, Comparison]:
-    """The multiplier of every sparse cell whose dense cell is known and done, by the name of the sparse cell.
-
-    The rule is that of the report (`gatelens.measures.pairing`), and both read the saved circuits.
-    """
+def load_circuits(
+    cells: Sequence[Cell], outcomes: Mapping[str, Outcome], folder: StudyFolder
+) -> dict[str, CircuitResult]:
+    """The saved circuits of all cells that are done, by the name of the cell."""
     circuits: dict[str, CircuitResult] = {}
     for cell in cells:
         if cell.job.load is not None and outcomes[cell.name].status == "done":
             with suppress(GatelensError):  # a damaged run is not compared; the report says what is wrong with it
                 circuits[cell.name] = cell.job.load(folder.run_folder(cell), cell.model.dense)
+    return circuits
+
+
+def compare(cells: Sequence[Cell], circuits: Mapping[str, CircuitResult]) -> dict[str, Comparison]:
+    """The multiplier of every sparse cell whose dense cell is known and done, by the name of the sparse cell.
+
+    The rule is that of the report (`gatelens.measures.pairing`), and both read the saved circuits.
+    """
     comparisons: dict[str, Comparison] = {}
     for cell in cells:
         if cell.name not in circuits:

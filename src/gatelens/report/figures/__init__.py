@@ -3,6 +3,7 @@
 from gatelens.report.figures._attention_maps import attention_maps
 from gatelens.report.figures._circuit_graph import circuit_figure
 from gatelens.report.figures._kept import kept_figure
+from gatelens.report.figures._methods import methods_figure
 from gatelens.report.figures._open_edges import open_edges_figure
 from gatelens.report.figures._relations import relations_figure
 from gatelens.report.figures._role_distribution import role_distribution_figure
@@ -20,6 +21,7 @@ __all__ = [
     "frontier_figure",
     "head_maps",
     "kept_figure",
+    "methods_figure",
     "open_edges_figure",
     "relations_figure",
     "role_distribution_figure",
