@@ -153,7 +153,7 @@ class TestMethods:
             cell = by_cell[line["method"], line["model"]]
             assert line["count"] == ("" if cell.count is None else str(cell.count))
             assert int(line["prompts"]) == 4
-            assert float(line["cpr"]) == pytest.approx(cell.cpr)
+            assert float(line["cpr"]) == pytest.approx(cell.cpr, rel=1e-5)
         table = summary.methods_table()
         assert table is not None
         assert table.row_count == 2
