@@ -49,21 +49,18 @@ def main() -> int:
 
 
 def judge_case(case: Case, names: list[str]) -> tuple[list[str], list[Judged]]:
-    """The line of a model in the table of models, and its results by these methods; read again if they are saved."""
+    """The line of a model in the table of models, and its results by these methods; only what is not saved is run."""
     path = FOLDER / f"{case.name}-{case.kind}.json".replace(" ", "-")
-    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if saved.get("methods") != names:
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"results": []}
+    done = {one["method"] for one in saved["results"]}
+    if missing := [name for name in names if name not in done]:
         planted = case.plant()
         obeys = "" if planted.obeys is None else f"{100 * planted.obeys:.1f} %"
-        results = [asdict(one) for one in judge(case.name, case.kind, planted, names)]
-        saved = {
-            "methods": names,
-            "line": [case.name, case.kind, case.says, str(len(planted.edges)), obeys],
-            "results": results,
-        }
+        saved["line"] = [case.name, case.kind, case.says, str(len(planted.edges)), obeys]
+        saved["results"] += [asdict(one) for one in judge(case.name, case.kind, planted, missing)]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(saved), encoding="utf-8")
-    return saved["line"], [Judged(**one) for one in saved["results"]]
+    return saved["line"], [Judged(**one) for one in saved["results"] if one["method"] in names]
 
 
 def tables(judged: list[Judged], cases: list[list[str]]) -> str:
