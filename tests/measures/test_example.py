@@ -10,6 +10,7 @@ import torch
 from families import tiny
 from toys import random_task
 
+import gatelens
 import gatelens.measures.example
 from gatelens.gates.attention_runs import attention_patterns, capture_attention
 from gatelens.measures.example import load_example, load_prompts, save_example
@@ -58,6 +59,33 @@ def test_the_first_two_prompts_are_kept(model: Model, tmp_path: Path) -> None:
         assert (prompt.open is None) == (model.name != "sparse")
         if prompt.open is not None:
             assert torch.equal(prompt.open, edges[0])
+
+
+@pytest.mark.parametrize("level", ["heads", "edges", "attention"])
+def test_predictions_with_and_without_the_circuit(level: str, tmp_path: Path) -> None:
+    """A circuit of all gates predicts what the model does. With all edges closed, the model is in its corrupt run."""
+    model, task = tiny("llama"), random_task(3, lengths=(9, 5))
+    scores = gatelens.attribute(gatelens.gates.LEVELS[level], model, task)
+    total = max(int(gate_set.exists.sum()) for gate_set in scores.gate_sets())
+    save_example(model, task, tmp_path, scores.circuit(total))
+    for which, prompt in enumerate(load_prompts(tmp_path)):
+        bucket = next(bucket for bucket in task.buckets if which in bucket.which)
+        place = bucket.which.tolist().index(which)
+        with torch.no_grad():
+            clean, corrupt = (
+                model.hf(tokens[place, None]).logits[0, -1].softmax(-1) for tokens in (bucket.clean, bucket.corrupt)
+            )
+        answer, wrong = int(task.answer_ids[which, 0]), int(task.wrong_ids[which, 0])
+        everything, alone, without = prompt.parts
+        assert [part.part for part in prompt.parts] == ["everything", "circuit alone", "without the circuit"]
+        for part in (everything, alone):
+            assert part.probability == pytest.approx(float(clean[answer]), rel=1e-3)
+            assert part.wrong == pytest.approx(float(clean[wrong]), rel=1e-3)
+            assert part.rank == int((clean > clean[answer]).sum()) + 1
+        if level == "edges":
+            assert without.probability == pytest.approx(float(corrupt[answer]), rel=1e-3)
+        assert prompt.size == (None if level == "attention" else total)
+        assert (prompt.answer, prompt.wrong) == ("right", "wrong")
 
 
 def test_long_prompts_are_left_out(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

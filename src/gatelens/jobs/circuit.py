@@ -113,7 +113,8 @@ def find_circuit(
         # 6. The files, the summary last.
         if run.path is not None:
             record = save_circuit(result, model, run.path)
-            save_example(model, tasks[0], run.path)
+            # Single prompts have a corrupt run, and no mean over prompts.
+            save_example(model, tasks[0], run.path, result.circuit() if settings.source == "corrupt" else None)
             run.finish(record.model_dump(mode="json"))
         return result
 

@@ -1,4 +1,4 @@
-"""The first clean prompts of a run with the model's attention on them, for the report page."""
+"""The first clean prompts of a run, with the model's attention on them and what its circuit predicts, for the report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.attention_runs import attention_patterns
+from gatelens.gates.circuit import Circuit
 from gatelens.gates.runs import capture
 from gatelens.model import Model
 from gatelens.runtime.files import read_tensors, write_json, write_tensors
@@ -25,12 +26,25 @@ _MAX_BYTES = 16_000_000  # of all attention that is saved for a run
 _RECORD, _TENSORS = "example.json", "example.safetensors"
 
 
+class PartRecord(Settings):
+    """What the model predicts after a prompt with some of its gates open (`ExplainedPart`)."""
+
+    part: str = Field(description="which gates are open: everything, circuit alone, without the circuit")
+    probability: float = Field(description="of the right answers together")
+    rank: int = Field(description="of the best right answer among all tokens, from 1")
+    wrong: float | None = Field(default=None, description="probability of the wrong answers together")
+    top: tuple[str, ...] = Field(default=(), description="the most probable tokens")
+
+
 class PromptRecord(Settings):
     """A prompt in ``example.json``."""
 
     tokens: tuple[str, ...]
     answer: str
     probability: float | None = Field(default=None, description="of the answer, after this prompt")
+    wrong: str | None = Field(default=None, description="the first wrong answer; None: the task has none")
+    size: int | None = Field(default=None, description="gates of the circuit, if prompts share their gates")
+    parts: tuple[PartRecord, ...] = Field(default=(), description="predictions with and without the circuit")
 
 
 class ExampleRecord(Record):
@@ -44,16 +58,23 @@ class ExampleRecord(Record):
 class ExamplePrompt:
     """A prompt, token by token, and where each head looks."""
 
-    tokens: list[str]
-    answer: str
+    record: PromptRecord  # what ``example.json`` says
     attention: Float[Tensor, "layer head query key"]  # float16: the softmax over all visible keys
     open: Bool[Tensor, "layer head query key"] | None  # where a sparse model's gates are open; None for a dense model
 
+    @property
+    def tokens(self) -> list[str]:
+        return list(self.record.tokens)
 
-def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
-    """Save the first prompts of a task with their attention. Cost: 2 forwards for each prompt that is saved.
+    @property
+    def answer(self) -> str:
+        return self.record.answer
 
-    Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
+
+def save_example(model: Model, task: CircuitTask, folder: Path, circuit: Circuit | None = None) -> None:
+    """Save the first prompts of a task with their attention, and what a circuit predicts after them.
+
+    Cost: 2 forwards for each prompt that is saved, and 3 circuits on it. Closed gates read the corrupt run. Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
     out, and ``example.json`` says so.
     """
     first_prompts = _first_prompts(task)
@@ -71,8 +92,14 @@ def save_example(model: Model, task: CircuitTask, folder: Path) -> None:
             tensors[f"open-{len(prompts)}"] = edges[0]
         logits = capture(model, tokens[None], streams=False).logits[0]
         probability = widen(logits).softmax(-1)[task.answer_ids[number, 0]]
-        answer = task.pairs[number].answers[0]
-        prompts.append(PromptRecord(tokens=token_texts(model, tokens), answer=answer, probability=float(probability)))
+        pair = task.pairs[number]
+        record = PromptRecord(
+            tokens=token_texts(model, tokens),
+            answer=pair.answers[0],
+            probability=float(probability),
+            wrong=next(iter(pair.wrong), None),
+        )
+        prompts.append(record if circuit is None else _explained(record, circuit, model, task, number))
     missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
     note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)
@@ -93,7 +120,7 @@ def load_example(folder: str | Path) -> list[ExamplePrompt]:
         shapes = {tuple(x.shape[2:]) if x.ndim == 4 else () for x in (attention, opened) if x is not None}
         if attention is None or shapes != {(length, length)}:
             raise GatelensError(f"the attention in {folder} does not fit its {length} tokens: run the job again.")
-        prompts.append(ExamplePrompt(list(prompt.tokens), prompt.answer, attention, opened))
+        prompts.append(ExamplePrompt(prompt, attention, opened))
     return prompts
 
 
@@ -101,6 +128,13 @@ def load_prompts(folder: str | Path) -> tuple[PromptRecord, ...]:
     """The texts of the example prompts of a saved run, with their answers. A run of version 0.1 has none."""
     path = Path(folder) / _RECORD
     return read_record(path, ExampleRecord).prompts if path.exists() else ()
+
+
+def _explained(record: PromptRecord, circuit: Circuit, model: Model, task: CircuitTask, number: int) -> PromptRecord:
+    """The prompt with what the circuit predicts after it."""
+    explanation = circuit.explain(model, task, number)
+    parts = tuple(PartRecord(**vars(part)) for part in explanation.parts)
+    return record.replace(size=explanation.size if circuit.level.shared else None, parts=parts)
 
 
 def _first_prompts(task: CircuitTask) -> list[tuple[int, Int[Tensor, " position"]]]:
