@@ -27,7 +27,7 @@ WORDS = [" token"] * 20
 
 # Move the slider through its positions, or between the last two; wait after each move until the browser has painted.
 MOVE = """
-const [first, done] = arguments, slider = document.getElementById("circuit-kept"), durations = [];
+const [first, done] = arguments, slider = document.querySelector("#graph-sides input"), durations = [];
 const most = Number(slider.max), places = [];
 for (let place = first; place <= most; place += 6) places.push(place);
 if (first === most) for (let i = 0; i < 12; i++) places.push(most - (i % 2));
@@ -85,7 +85,7 @@ def slider_times(page: Path) -> list[tuple[str, float, float]]:
         driver.set_script_timeout(300)
         driver.get(page.as_uri())
         driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
-        last = int(driver.execute_script("return document.getElementById('circuit-kept').max"))
+        last = int(driver.execute_script("return document.querySelector('#graph-sides input').max"))
         return [_measure(driver, name, first) for name, first in (("anywhere", 0), ("at its end", last))]
     finally:
         driver.quit()

@@ -14,6 +14,7 @@ from gatelens.gates.roles import KINDS
 from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.curve_files import save_curve
 from gatelens.measures.curves import Curve
+from gatelens.measures.head_table import HeadLine, HeadTable, save_head_table
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.measures.validity import Validity
 from gatelens.model.graph import Graph
@@ -23,6 +24,8 @@ from gatelens.runtime.versions import versions
 SMALL = Graph(n_layers=3, n_heads=4, n_kv_heads=2)
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 TOKENS = ["Once", " <script>window.hacked = 1</script>", " the", "\n", " <b>cat</b>", " &amp; sat"]
+
+PARTS = (("everything", 0.75, 1, 0.125), ("circuit alone", 0.5, 1, 0.25), ("without the circuit", 0.0625, 9, 0.5))
 
 
 def curve(level: str, total: int, needed: int) -> Curve:
@@ -50,8 +53,9 @@ def circuit_run(
     graph: Graph = SMALL,
     tokens: Sequence[str] = TOKENS,
     seed: int = 0,
+    described: Sequence[str] = (),
 ) -> Path:
-    """Write a circuit run; returns its folder."""
+    """Write a circuit run with a table of the described heads; returns its folder."""
     generator = torch.Generator().manual_seed(seed)
     shape = graph.edges.shape if level == "edges" else (graph.n_layers, graph.n_heads)
     if scores is None:
@@ -63,6 +67,9 @@ def circuit_run(
     save_curve(curve(level, total, needed), folder)
     write_tensors(folder / "scores.safetensors", {"seed-0.scores": scores})
     _example(folder, graph, tokens, sparse, generator)
+    if described:
+        lines = tuple(_line(name, 1.0 - 0.25 * i, tokens) for i, name in enumerate(described))
+        save_head_table(HeadTable(model, task, 3, "logit difference", 2.0, lines), folder)
     validity = Validity(correlation=0.875, sampled=24, kept=needed, effect=0.95, complement=-0.125, overlap=None)
     result = {
         "model": model,
@@ -145,4 +152,25 @@ def _example(folder: Path, graph: Graph, tokens: Sequence[str], sparse: bool, ge
     if sparse:
         tensors["open-0"] = (logits > 0) & ~hidden
     write_tensors(folder / "example.safetensors", tensors)
-    write_json(folder / "example.json", {"prompts": [{"tokens": list(tokens), "answer": " mat"}], "note": None})
+    parts = [
+        {"part": part, "probability": share, "rank": rank, "wrong": wrong, "top": [" mat", tokens[1]]}
+        for part, share, rank, wrong in PARTS
+    ]
+    prompt = {"tokens": list(tokens), "answer": " mat", "wrong": " rug", "size": 8, "parts": parts}
+    write_json(folder / "example.json", {"prompts": [prompt], "note": None})
+
+
+def _line(head: str, score: float, tokens: Sequence[str]) -> HeadLine:
+    return HeadLine(
+        head=head,
+        score=score,
+        low=score - 0.5,
+        high=score + 0.5,
+        share=score / 2,
+        looks={"IO": 0.7, "first token": 0.2},
+        at_answer=0.7,
+        at_wrong=0.0,
+        writes=tuple(tokens[:2]),
+        answer=1.5,
+        wrong=-0.5,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,9 @@ import pytest
 import torch
 from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, gate_run
 
-from gatelens.report._components import links
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import CircuitRun, RolesRun
-from gatelens.report._views.circuits import MOST_EDGES
-from gatelens.report._views.joins import joins
+from gatelens.report._views.circuits import growth
 from gatelens.report.page import write_report
 
 pytest.importorskip("selenium", reason="selenium, which drives the browser, is not installed")
@@ -32,6 +29,8 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None,
     reason="no chromium and chromedriver here: `make browser` installs them where apt-get can be used as root",
 )
+
+HEADS = ("L1H2", "L0H3", "L2H1")
 
 
 class Page:
@@ -74,14 +73,26 @@ class Page:
 
     def drawn(self, side: int) -> set[str]:
         """The components that are drawn on a side."""
-        plot = "document.querySelectorAll('#circuit-sides .plot')[arguments[0]]"
-        return set(self.run(f"return {plot}.data.flatMap((trace) => trace.customdata)", side))
+        return set(self.texts(f"#graph-sides .side:nth-child({side + 1}) .node text"))
 
-    def n_lines(self, side: int) -> int:
-        """How many edges, and links of KV heads to their heads, are drawn on a side."""
-        plot = "document.querySelectorAll('#circuit-sides .plot')[arguments[0]]"
-        paths = self.run(f"return {plot}.layout.shapes.map((shape) => shape.path)", side)
-        return sum(path.count("M") for path in paths)
+    def n_edges(self, side: int) -> int:
+        """How many edges are drawn on a side."""
+        return len(self.texts(f"#graph-sides .side:nth-child({side + 1}) .edge"))
+
+    def shown_heads(self) -> dict[str, str]:
+        """The head that each view shows: picker, table, graph list, attention, maps and URL."""
+        return self.run(
+            """const text = (selector) => document.querySelector(selector).textContent;
+               return {
+                 picker: document.getElementById('select-head').value,
+                 table: document.querySelector('#head-table tr.selected')?.dataset.head ?? 'none',
+                 list: document.getElementById('graph-component').value,
+                 graph: document.querySelector('#graph-sides .node.selected')?.dataset.name ?? 'none',
+                 attention: text('#attention-head').replace('Attention of ', ''),
+                 maps: text('#map-status strong'),
+                 url: new URLSearchParams(location.hash.slice(1)).get('head'),
+               }"""
+        )
 
 
 def _feature(scheme: str) -> dict[str, str]:
@@ -91,9 +102,10 @@ def _feature(scheme: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    circuit_run(folder / "dense", model="small")
+    circuit_run(folder / "dense", model="small", described=HEADS)
     circuit_run(folder / "sparse", model="sparse-small", sparse=True, seed=1)
-    circuit_run(folder / "hostile", model=HOSTILE, task=HOSTILE, seed=2)
+    circuit_run(folder / "heads", model="small", level="heads")
+    circuit_run(folder / "hostile", model=HOSTILE, task=HOSTILE, seed=2, described=HEADS)
     gate_run(folder / "gate")
     return folder
 
@@ -126,77 +138,159 @@ def circuit(runs: Path, name: str) -> CircuitRun:
     return next(run for run in read_runs([runs / name]).circuits)
 
 
-def test_the_slider_by_keyboard_draws_the_top_edges_on_both_sides(fresh: Page, runs: Path) -> None:
-    slider = fresh.find("#circuit-kept")
-    for key in (Keys.HOME, *[Keys.ARROW_RIGHT] * 4, Keys.END):
-        slider.send_keys(key)
-        kept = int(fresh.find("#circuit-count").text.split()[0])
-        assert slider.get_attribute("aria-valuetext").startswith(f"{kept} edge")
-        for side, name in enumerate(("dense", "sparse")):
-            run = circuit(runs, name)
-            top = run.top_edges(kept)
-            live = sum(0 < join <= kept for join in joins(SMALL, run.top_edges(MOST_EDGES)))
-            status = fresh.texts("#circuit-sides .status")[side]
-            assert status.startswith(f"{live} of {kept} edges are on a path, of {SMALL.n_edges} in all.")
-            ends = {end for edge in top for end in _ends(edge)}
+def test_a_head_is_shown_everywhere_wherever_it_is_selected(fresh: Page) -> None:
+    def everywhere(head: str) -> dict[str, str]:
+        views = ("picker", "table", "list", "graph", "attention", "maps", "url")
+        return dict.fromkeys(views, head)
+
+    fresh.run("window.gatelens.select({edges: 1000})")  # all components are drawn
+    # 1. In the table, by keyboard.
+    fresh.find("#head-table button[data-head=L0H3]").send_keys(Keys.ENTER)
+    assert fresh.shown_heads() == everywhere("L0H3")
+    # 2. In the list at the top.
+    fresh.pick("select-head", fresh.run("return document.querySelector('#select-head option[value=L2H1]').textContent"))
+    assert fresh.shown_heads() == everywhere("L2H1")
+    # 3. In the graph, by mouse.
+    fresh.run("document.querySelector('.node[data-name=L1H2]').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert fresh.shown_heads() == everywhere("L1H2")
+    # 4. In a map and in the curve, by the events of the drawing library.
+    fresh.run("document.querySelector('#map-maps .plot').emit('plotly_click', {points: [{x: 3, y: 0}]})")
+    assert fresh.shown_heads() == everywhere("L0H3")
+    expected = fresh.run(
+        """const plot = document.querySelector('#effect-panels .plot');
+           const data = plot.data.find(({meta}) => meta === 'small'), at = data.customdata.length - 2;
+           plot.emit('plotly_click', {points: [{data, customdata: data.customdata[at]}]});
+           return data.customdata[at][1];"""
+    )
+    shown = fresh.shown_heads()
+    assert shown["picker"] == shown["graph"] == shown["attention"] == shown["url"] == expected
+    assert fresh.driver.get_log("browser") == []
+
+
+def test_the_fragment_keeps_the_selection(fresh: Page) -> None:
+    fresh.pick("select-model", "sparse-small")
+    fresh.run("window.gatelens.select({head: 'L2H1', edges: 12})")
+    url, before = fresh.driver.current_url, fresh.texts("#graph-sides .status")
+    fresh.driver.get("about:blank")
+    fresh.driver.get(url)
+    fresh.wait("return document.querySelector('#attention-plot .plot-container') !== null")
+    assert fresh.find("#select-model").get_attribute("value") == "sparse-small"
+    assert fresh.shown_heads()["attention"] == "L2H1"
+    assert fresh.texts("#graph-sides .status") == before
+    # What does not exist in this report is replaced by what does.
+    fresh.driver.get("about:blank")
+    fresh.driver.get(f"{fresh.url}#task=none&model=%3Cb%3E&head=L99H99&edges=x&prompt=77")
+    fresh.wait("return document.querySelector('#attention-plot .plot-container') !== null")
+    assert fresh.find("#select-model").get_attribute("value") == "small"
+    assert fresh.shown_heads()["attention"].startswith("L")
+    assert fresh.driver.get_log("browser") == []
+
+
+def test_the_slider_draws_circuits_whose_size_is_what_it_says(fresh: Page, runs: Path) -> None:
+    for side, name in enumerate(("dense", "sparse")):
+        edges, circuits = growth(SMALL, circuit(runs, name).top_edges(SMALL.n_edges))
+        slider = fresh.find(f"#graph-sides .side:nth-child({side + 1}) input")
+        for key in (Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.END):
+            slider.send_keys(key)
+            size, k = circuits[int(slider.get_attribute("value"))]
+            noun = "edge" if size == 1 else "edges"
+            count = fresh.texts("#graph-sides output")[side]
+            status = fresh.texts("#graph-sides .status")[side]
+            ends = {end for edge in edges[:size] for end in _ends(edge)}
+            assert slider.get_attribute("aria-valuetext") == f"{size} {noun}" == count
+            assert status.startswith(f"{size} {noun} between {len(ends)} components, from the first {k} of the ranking")
+            assert fresh.n_edges(side) == size
             assert fresh.drawn(side) == ends
-            assert fresh.n_lines(side) == kept + len(links(SMALL, sorted(ends)))
-    assert kept == SMALL.n_edges
-    assert "explain 1.00 of the effect" in status
+            listed = set(fresh.texts("#graph-component option")[1:])
+            assert listed == fresh.drawn(0) | fresh.drawn(1)
+        assert size == SMALL.n_edges
 
 
 def _ends(edge: tuple[int, int]) -> tuple[str, str]:
     return SMALL.source_names[edge[0]], SMALL.destination_names[edge[1]].partition(".")[0]
 
 
-def test_a_component_by_keyboard_shows_its_edges_on_both_sides(fresh: Page, runs: Path) -> None:
-    fresh.find("#circuit-kept").send_keys(Keys.END)
-    picker = fresh.find("#circuit-component")
-    picker.send_keys("L1H2")
-    assert Select(picker).first_selected_option.text == "L1H2"
-    for side, name in enumerate(("dense", "sparse")):
-        run = circuit(runs, name)
-        details = f"#circuit-sides .side:nth-child({side + 1}) .details"
-        assert fresh.texts(f"{details} h4")[0].startswith("L1H2, score ")
-        row = SMALL.source_names.index("L1H2")
-        outgoing = [
-            (SMALL.destination_names[j], float(run.edge_scores[i, j])) for i, j in run.top_edges(MOST_EDGES) if i == row
-        ]
-        cells = fresh.texts(f"{details} .tables > div:nth-child(2) td")
-        shown = list(zip(cells[::2], map(float, cells[1::2]), strict=True))
-        assert [end.removesuffix(" (not on a path)") for end, _ in shown] == [end for end, _ in outgoing][:12]
-        assert [score for _, score in shown] == pytest.approx([score for _, score in outgoing][:12], rel=0.01)
-
-
-def test_pointing_at_a_component_chooses_it_on_both_sides(fresh: Page) -> None:
-    fresh.find("#circuit-kept").send_keys(Keys.END)
-    place = fresh.run(
-        """const plot = document.querySelector('#circuit-sides .plot');
-           plot.scrollIntoView({block: 'center'});
-           const trace = plot.data.find(({customdata}) => customdata.includes('L1H2')), {_fullLayout: full} = plot;
-           const at = trace.customdata.indexOf('L1H2');
-           const box = plot.getBoundingClientRect();
-           return [box.x + full.xaxis._offset + full.xaxis.l2p(trace.x[at]),
-                   box.y + full.yaxis._offset + full.yaxis.l2p(trace.y[at])].map(Math.round)"""
+def test_the_graph_points_upwards_and_components_do_not_overlap(fresh: Page) -> None:
+    fresh.run("window.gatelens.select({edges: 1000})")
+    boxes = fresh.run(
+        """return [...document.querySelectorAll('#graph-sides .side:first-child .node')].map((node) => {
+             const {x, y, width, height} = node.querySelector('rect').getBoundingClientRect();
+             return [node.dataset.name, x, y, width, height];
+           })"""
     )
-    actions = ActionChains(fresh.driver)
-    actions.w3c_actions.pointer_action.move_to_location(*place)
-    actions.perform()
-    fresh.wait("return document.getElementById('circuit-component').value === 'L1H2'")
-    assert all(text.startswith("L1H2, score") for text in fresh.texts("#circuit-sides .details > h4:first-child"))
-    assert len(fresh.texts("#circuit-sides .details > h4:first-child")) == 2
-    looks = fresh.texts("#circuit-sides .side:nth-child(1) .pairs li")
-    assert looks
-    assert all("→" in text for text in looks)
+    assert len(boxes) == 1 + 12 + 6 + 3 + 1
+    for i, (_, x, y, width, height) in enumerate(boxes):
+        assert not any(abs(x - other_x) < width and abs(y - other_y) < height for _, other_x, other_y, *_ in boxes[:i])
+    heights = {name: y for name, _, y, *_ in boxes}
+    for i, j in SMALL.edges.nonzero().tolist():
+        source, destination = _ends((i, j))
+        assert heights[source] > heights[destination]
+
+
+def test_a_prompt_with_its_answers_and_their_probabilities(fresh: Page) -> None:
+    assert fresh.find("#attention-answers").text.replace(" ", "") == "Rightanswer:␣mat,wrong:␣rug"
+    shares = fresh.texts("#attention-predictions .share")
+    assert shares[:6] == ["75 %", "13 %", "50 %", "25 %", "6 %", "50 %"]
+    names = fresh.texts("#attention-predictions tbody th")
+    assert names[:3] == ["everything", "circuit alone: 8 edges, eap", "without the circuit: 8 edges, eap"]
+    assert sorted(names[3:]) == ["circuit alone: 8 heads, eap", "without the circuit: 8 heads, eap"]
+
+
+@pytest.mark.parametrize("selector", ["#effect-panels", "#graph-sides", "#attention-bar", "#map-maps"])
+def test_figures_are_saved_as_svg_and_png(fresh: Page, selector: str) -> None:
+    for number, kind in enumerate(("svg", "png")):
+        file, size, begin = fresh.driver.execute_async_script(
+            """const [selector, number, done] = arguments;
+               document.addEventListener('gatelens:saved', async ({detail: {file, blob}}) => {
+                 const bytes = new Uint8Array(await blob.arrayBuffer());
+                 done([file, bytes.length, String.fromCharCode(...bytes.slice(0, 400))]);
+               }, {once: true});
+               document.querySelectorAll(`${selector} .buttons button`)[number].click();""",
+            selector,
+            number,
+        )
+        assert file.endswith(f".{kind}")
+        assert size > 1000
+        assert begin.startswith("<svg" if kind == "svg" else "\x89PNG")
+    assert fresh.driver.get_log("browser") == []
+
+
+def test_at_420_pixels_all_numbers_are_in_view(page: Page) -> None:
+    page.driver.get_log("browser")
+    page.open(420)
+    hidden = page.run(
+        """return [...document.querySelectorAll('.cards td, .cards th[scope=row], .counts strong')].filter((cell) => {
+             const box = cell.getBoundingClientRect();
+             return cell.textContent.trim() && (box.width === 0 || box.left < 0 || box.right > 420);
+           }).map((cell) => cell.textContent)"""
+    )
+    assert hidden == []
+    assert any("(8 to 8; 3 prompts)" in text for text in page.texts(".summary td"))
+    label = page.run("return getComputedStyle(document.querySelector('.heads td'), '::before').content")
+    assert label == '"Score"'
+
+
+def test_a_single_file_works(page: Page, runs: Path) -> None:
+    report = write_report([runs], runs.parent / "single" / "report.html", single_file=True)
+    page.driver.get_log("browser")
+    page.driver.get(report.path.as_uri() + "#task=ioi&head=L2H1")
+    page.wait("return document.querySelector('#attention-plot .plot-container') !== null")
+    assert page.shown_heads()["attention"] == "L2H1"
+    assert page.n_edges(0) > 0
+    assert page.run("return [...document.images].every((image) => image.src.startsWith('data:'))")
+    assert (
+        page.run("return performance.getEntriesByType('resource').filter(({name}) => !name.startsWith('data:'))") == []
+    )
+    assert page.driver.get_log("browser") == []
 
 
 def test_heads_and_open_edges_of_the_attention_viewer(fresh: Page, runs: Path) -> None:
-    for name, label in (("dense", "small, ioi"), ("sparse", "sparse-small, ioi")):
+    for number, (name, label) in enumerate((("dense", "small"), ("sparse", "sparse-small"))):
         prompt = circuit(runs, name).prompts[0]
-        fresh.pick("attention-run", label)
-        fresh.wait(f"return document.getElementById('attention-open').disabled === {json.dumps(name == 'dense')}")
-        fresh.wait("return window.gatelens.patterns[document.getElementById('attention-run').value] !== undefined")
-        fresh.pick("attention-head", "L2H1")
+        fresh.pick("select-model", label)
+        fresh.wait(f"return window.gatelens.patterns[{number}] !== undefined")
+        assert fresh.find("#attention-open").is_displayed() == (name == "sparse")
+        fresh.run("window.gatelens.select({head: 'L2H1'})")
         weights = prompt.attention[2, 1].float()
         expected = weights.clone()
         expected[torch.ones_like(weights).triu(1).bool()] = torch.nan
@@ -221,30 +315,37 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-4, equal_nan=True)
 
 
-def test_head_roles_by_keyboard(fresh: Page, runs: Path) -> None:
+def test_roles_of_a_head_in_the_maps_and_in_the_table(fresh: Page, runs: Path) -> None:
     run: RolesRun = read_runs([runs / "gate"]).roles[0]
-    picker = fresh.find("#head-head")
-    picker.send_keys("L1H3")
     roles = run.result.roles
-    shown = fresh.find("#head-status").text.removeprefix("L1H3: ").split(", ")
-    for text, kind in zip(shown, ("facilitation", "irrelevance", "interference"), strict=True):
+    fresh.pick("map-map", "roles: syntax in small")
+    fresh.run("window.gatelens.select({head: 'L1H2'})")
+    shown = fresh.find("#map-status").text.removeprefix("L1H2: ").split(", ")
+    means = {kind: float(roles.kind(kind).mean(0)[1, 2]) for kind in ("facilitation", "irrelevance", "interference")}
+    for text, (kind, mean) in zip(shown, means.items(), strict=True):
         name, value = text.split()
         assert name == kind
-        assert float(value) == pytest.approx(float(roles.kind(kind).mean(0)[1, 3]), rel=0.01)
-    z = fresh.run("return document.querySelectorAll('#head-maps .plot')[2].data[0].z")
+        assert float(value) == pytest.approx(mean, rel=0.01)
+    z = fresh.run("return document.querySelectorAll('#map-maps .plot')[2].data[0].z")
     assert torch.allclose(torch.tensor(z), roles.interference.mean(0), atol=1e-4)
+    best = max(means, key=lambda kind: means[kind])
+    role = fresh.find("#head-table tr[data-head=L1H2] .role")
+    assert best in role.get_attribute("class")
+    assert role.text.endswith(f"{means[best]:.2f}")
+    columns = fresh.texts("#head-table thead th")
+    assert "Role in syntax" in columns
+    assert "Open keys" not in columns  # a dense model has none: empty columns are not drawn
 
 
 def test_markup_in_prompts_and_names_is_shown_and_never_run(fresh: Page) -> None:
-    fresh.pick("circuit-task", f"{HOSTILE}, eap")
-    fresh.pick("attention-run", f"{HOSTILE}, {HOSTILE}")
-    fresh.wait("return window.gatelens.patterns[document.getElementById('attention-run').value] !== undefined")
-    fresh.find("#circuit-kept").send_keys(Keys.END)
-    fresh.find("#circuit-component").send_keys("L2H1")
+    fresh.run("window.gatelens.select({task: arguments[0], head: 'L2H1', edges: 1000})", HOSTILE)
+    fresh.wait("return document.querySelectorAll('#attention-tokens button[aria-pressed=true]').length === 1")
     assert fresh.run("return window.hacked === undefined")
-    assert fresh.texts("#circuit-sides h3") == [HOSTILE]
+    assert fresh.texts("#graph-sides h3") == [HOSTILE]
     assert fresh.texts("#attention-tokens button")[1] == "␣" + TOKENS[1].strip()
+    assert fresh.texts("#head-table tbody tr:first-child code")[1] == "␣" + TOKENS[1].strip()
     # In the drawing too, whose library knows some tags.
+    fresh.wait("return document.querySelectorAll('#attention-plot .ytick text').length === 6")
     ticks = fresh.texts("#attention-plot .ytick text")
     assert [text.strip() for text in ticks] == [
         "Once",
@@ -255,6 +356,7 @@ def test_markup_in_prompts_and_names_is_shown_and_never_run(fresh: Page) -> None
         "␣&amp; sat",
     ]
     assert fresh.run("return document.querySelectorAll('img[src=x]').length") == 0
+    assert fresh.run("return window.hacked === undefined")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
@@ -264,7 +366,7 @@ def test_nothing_serious_for_axe_and_nothing_overflows(page: Page, width: int, s
     page.driver.get_log("browser")
     page.open(width, scheme)
     page.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    page.find("#circuit-component").send_keys("L1H2")
+    page.run("window.gatelens.select({head: 'L1H2', edges: 1000})")
     assert page.serious() == []
     assert page.run("return document.documentElement.scrollWidth") <= width
     over = page.run(
@@ -277,7 +379,7 @@ def test_nothing_serious_for_axe_and_nothing_overflows(page: Page, width: int, s
 
 def test_a_wide_screen_is_used(page: Page) -> None:
     page.open(3840)
-    assert page.run("return document.querySelector('#circuit-sides').clientWidth") > 2000
+    assert page.run("return document.querySelector('#graph-sides').clientWidth") > 2000
     sides = page.run("return [...document.querySelectorAll('.side')].map((x) => x.getBoundingClientRect().y)")
     assert len(sides) == 2
     assert sides[0] == sides[1]
@@ -288,10 +390,9 @@ def test_every_control_can_be_reached_by_tab(fresh: Page) -> None:
     fresh.run("document.activeElement.blur(); window.scrollTo(0, 0)")
     body = fresh.find("body")
     body.send_keys(Keys.TAB)
-    for _ in range(60):
+    for _ in range(70):
         reached.add(fresh.run("return document.activeElement.id || document.activeElement.tagName"))
         ActionChains(fresh.driver).send_keys(Keys.TAB).perform()
-    controls = ("task", "left", "right", "component", "kept")
-    assert {f"circuit-{name}" for name in controls} <= reached
-    assert {"attention-run", "attention-prompt", "attention-head", "head-map", "head-head", "BUTTON", "A"} <= reached
+    assert {"select-task", "select-model", "select-head", "effect-gates", "graph-beside", "graph-component"} <= reached
+    assert {"map-map", "BUTTON", "A", "INPUT"} <= reached
     assert fresh.driver.get_log("browser") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import html
 import json
 import re
@@ -16,13 +17,14 @@ import pytest
 import torch
 from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, curve, gate_run, sparsify_run
 
+import gatelens.report.page
 from gatelens import GatelensError
 from gatelens.cli import main
 from gatelens.model.graph import Graph
 from gatelens.report._reading import read_runs
 from gatelens.report._summary import Entry, summarise
-from gatelens.report._views import attention_views, circuit_views
-from gatelens.report._views.circuits import in_order
+from gatelens.report._views import attention_views, circuit_views, curve_views, task_views
+from gatelens.report._views.circuits import growth
 from gatelens.report._views.joins import joins
 from gatelens.report.page import as_script, write_report
 
@@ -126,19 +128,23 @@ class TestSummary:
 
     def test_the_table_shows_counts_and_validity(self, pair: Path, tmp_path: Path) -> None:
         text = write_report([pair], tmp_path / "report").path.read_text()
-        table = text[text.index("<table") : text.index("</table>")]
+        table = text[text.index('<table class="cards summary"') :].partition("</table>")[0]
         rows = [
             [html.unescape(re.sub("<[^>]*>", "", cell)).strip() for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)]
             for row in re.findall(r"<tr>.*?</tr>", table, re.S)
         ]
         total = str(SMALL.n_edges)
-        random, trust = (
-            f"{total} ({total} to {total}; 3 prompts)",
-            ["0.95", "-0.12", "0.88 (no interval; 24 gates)", "-"],
-        )
-        assert rows[1] == ["ioi", "edges", "eap", "small", "32 (32 to 32; 3 prompts)", total, random, "-", *trust]
+        random, trust = f"{total} ({total} to {total}; 3 prompts)", ["0.95", "-0.12", "0.88 (no interval; 24 gates)"]
+        assert rows[0][-4:] == ["Multiplier", "Effect", "Effect of the rest", "Correlation"]  # no run has an overlap
+        assert rows[1] == ["ioi", "edges, eap", "small", "32 (32 to 32; 3 prompts)", total, random, "-", *trust]
         multiplier = "4.00x (4.00 to 4.00; 3 prompts)"
-        assert rows[2] == ["sparse-small sparse", "8 (8 to 8; 3 prompts)", total, random, multiplier, *trust]
+        labels = ["ioi", "edges, eap", "sparse-small sparse"]
+        assert rows[2] == [*labels, "8 (8 to 8; 3 prompts)", total, random, multiplier, *trust]
+        lead = html.unescape(re.search(r'<p class="lead">(.*?)</p>', text)[1])
+        assert lead == (
+            f"sparse-small needs 8 (8 to 8; 3 prompts) of {total} edges for 90% of the effect on ioi, and small needs "
+            f"32 (32 to 32; 3 prompts): {multiplier}."
+        )
         assert "belong to the KV head" in text
 
 
@@ -167,37 +173,73 @@ class TestViews:
         ranked = [SMALL.edge("embed -> L0H0.q"), SMALL.edge("M1 -> logits")]
         assert joins(SMALL, ranked) == [0, 0]
 
-    def test_sides_hold_the_best_edges_by_name(self, pair: Path) -> None:
+    @pytest.mark.parametrize("graph", [SMALL, Graph(3, 2, 2, parallel=True), Graph(2, 4, 2, coupled=True)])
+    def test_a_growing_circuit_is_what_is_on_a_path(self, graph: Graph) -> None:
+        """The first edges of the growth are exactly those of the top k that are on a path, for every size shown."""
+        edges = graph.edges.nonzero()
+        order = torch.randperm(len(edges), generator=torch.Generator().manual_seed(2))
+        ranked = [(i, j) for i, j in edges[order].tolist()]
+        grown, circuits = growth(graph, ranked, most=len(ranked))
+        assert [size for size, _ in circuits] == sorted({size for size, _ in circuits})
+        for size, k in circuits:
+            top = torch.zeros_like(graph.edges)
+            top[tuple(torch.tensor(ranked[:k]).T)] = True
+            on_a_path = graph.on_a_path(top[None])[0]
+            assert set(grown[:size]) == {(i, j) for i, j in on_a_path.nonzero().tolist()}
+        few, some = growth(graph, ranked, most=circuits[2][0])
+        assert some == circuits[:3]
+        assert few == grown[: circuits[2][0]]
+
+    def test_a_ranking_without_a_path_has_no_circuit(self) -> None:
+        assert growth(SMALL, [SMALL.edge("embed -> L0H0.q"), SMALL.edge("M1 -> logits")]) == ([], [])
+
+    def test_sides_hold_the_edges_by_name(self, pair: Path) -> None:
         runs = read_runs([pair]).circuits
         (view,) = circuit_views(summarise(runs))
         assert [(side["label"], side["sparse"]) for side in view["sides"]] == [("small", False), ("sparse-small", True)]
         run = next(run for run in runs if not run.result.sparse)
         side = view["sides"][0]
-        for edge, (i, j) in enumerate(run.top_edges(20)):
+        edges, circuits = growth(SMALL, run.top_edges(SMALL.n_edges))
+        assert side["circuits"] == circuits
+        for place, (i, j) in enumerate(edges[:20]):
             names = side["names"]
-            end = names[side["destination"][edge]] + (f".{side['input'][edge]}" if side["input"][edge] else "")
-            assert (names[side["source"][edge]], end) == (SMALL.source_names[i], SMALL.destination_names[j])
-            assert side["score"][edge] == pytest.approx(float(run.edge_scores[i, j]), rel=1e-4)
-        sizes = [abs(score) for score in side["score"]]
-        assert sizes == sorted(sizes, reverse=True)
+            end = names[side["destination"][place]] + (f".{side['input'][place]}" if side["input"][place] else "")
+            assert (names[side["source"][place]], end) == (SMALL.source_names[i], SMALL.destination_names[j])
+            assert side["score"][place] == pytest.approx(float(run.edge_scores[i, j]), rel=1e-4)
 
-    def test_models_of_one_shape_share_their_places(self, pair: Path) -> None:
-        (view,) = circuit_views(summarise(read_runs([pair]).circuits))
-        places = [
-            {name: (x, y) for name, x, y in zip(side["names"], tier["x"], tier["y"], strict=True)}
-            for side in view["sides"]
-            for tier in side["places"][-1:]
-        ]
-        assert all(places[0][name] == places[1][name] for name in places[0].keys() & places[1].keys())
+    def test_curves_name_the_head_that_each_gate_belongs_to(self, tmp_path: Path) -> None:
+        scores = torch.zeros(3, 4)
+        scores[1, 2], scores[2, 0] = -3.0, 2.0
+        circuit_run(tmp_path / "heads", level="heads", scores=scores)
+        circuit_run(tmp_path / "edges")
+        runs = read_runs([tmp_path]).circuits
+        heads, edges = curve_views(summarise(runs))
+        assert heads["panels"][0]["models"][0]["order"][:2] == ["L1H2", "L2H0"]
+        run = next(run for run in runs if run.has_graph)
+        for (i, j), name in zip(run.top_edges(30), edges["panels"][0]["models"][0]["order"], strict=False):
+            ends = SMALL.source_names[i], SMALL.destination_names[j].partition(".")[0]
+            assert name in ends
+            assert "H" in name or not any("H" in end for end in ends)
 
-    def test_places_in_order_go_up_along_every_edge(self) -> None:
-        names = [*SMALL.source_names, "logits", *(f"L{layer}KV{i}" for layer in range(3) for i in range(2))]
-        places = in_order(SMALL, names)
-        assert len(set(places.values())) == len(names)
-        for i, j in SMALL.edges.nonzero().tolist():
-            below = places[SMALL.source_names[i]]
-            above = places[SMALL.destination_names[j].partition(".")[0]]
-            assert below[1] < above[1]
+    def test_heads_by_score_with_roles_and_interference(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "heads", level="heads", described=("L1H2", "L0H3"))
+        gate_run(tmp_path / "gate")
+        gate_run(tmp_path / "other", model="other")
+        runs = read_runs([tmp_path])
+        roles = runs.roles[0].result.roles
+        (task,) = task_views(summarise(runs.circuits), {str(i): run for i, run in enumerate(runs.roles)})
+        (model,) = task["models"]
+        values = [abs(score) for _, score in model["heads"]]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 12
+        line = next(line for line in model["table"]["lines"] if line["head"] == "L1H2")
+        (role,) = line["roles"]
+        assert role["task"] == "syntax"
+        for kind, score in role["scores"].items():
+            assert score == pytest.approx(float(roles.kind(kind).mean(0)[1, 2]), abs=1e-3)
+        (interfering,) = model["interfering"]
+        mean = roles.interference.mean(0)
+        assert {name for name, _ in interfering["heads"]} == {f"L{i}H{j}" for i, j in (mean >= 0.5).nonzero().tolist()}
 
     def test_a_head_attends_to_its_strongest_pairs(self, pair: Path) -> None:
         runs = read_runs([pair]).circuits
@@ -246,9 +288,12 @@ class TestFiles:
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'none'"
         assert rules["script-src"] == "'self' file:"  # Firefox: files on disk are not of the page's origin
-        own = [page / name for name in ("index.html", "page.css", "page.js", "circuits.js", "heads.js", "attention.js")]
+        others = ("plotly.min.js", "dagre.min.js")
+        own = [path for path in page.iterdir() if path.suffix in (".html", ".css", ".js") and path.name not in others]
+        assert len(own) > 9
         for path in own:
-            assert not re.search(r"https?:|//[a-z]+\.", path.read_text().replace(html.escape(HOSTILE), ""))
+            text = path.read_text().replace(html.escape(HOSTILE), "").replace("http://www.w3.org/2000/svg", "")
+            assert not re.search(r"https?:|//[a-z]+\.", text)
             assert "innerHTML" not in path.read_text()
 
     def test_everything_the_page_names_is_there(self, page: Path) -> None:
@@ -263,7 +308,7 @@ class TestFiles:
         stems = {path.stem for path in (page / "figures").iterdir()}
         kinds = {stem: {path.suffix for path in (page / "figures").glob(f"{stem}.*")} for stem in stems}
         assert len(stems) >= 6
-        assert all(suffixes == {".csv", ".png"} for suffixes in kinds.values())
+        assert all(suffixes == {".csv", ".png", ".svg"} for suffixes in kinds.values())
         (kept,) = (page / "figures").glob("*heads-kept*.csv")
         with kept.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -278,7 +323,7 @@ class TestFiles:
         for stem in {path.stem for path in (page.parent / "figures").iterdir()}:
             for kind in ("csv", "png", "pdf", "svg"):
                 assert (page.parent / "figures" / f"{stem}.{kind}").is_file()
-                assert f'download href="figures/{stem}.{kind}"' in page.read_text()
+                assert f'download="{stem}.{kind}" href="figures/{stem}.{kind}"' in page.read_text()
         with pytest.raises(GatelensError, match="no figure format 'jpg'"):
             write_report([tmp_path / "run"], tmp_path / "report", ["jpg"])
 
@@ -288,6 +333,38 @@ class TestFiles:
             measures = {row["measure"]: float(row["value"]) for row in csv.DictReader(file)}
         losses = {"book dense loss": 3.0, "book above dense": 0.01, "book kl": 0.1}
         assert measures == {**losses, "book open": 0.2, "book keys per query": 2.5}
+
+    def test_a_single_file_contains_everything_and_runs_only_its_own_scripts(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "run", model=HOSTILE, task=HOSTILE)
+        out = tmp_path / "made" / "report.html"
+        report = write_report([tmp_path / "run"], out, single_file=True)
+        assert report.path == out
+        assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+        text = out.read_text()
+        scripts = re.findall(r"<script>(.*?)</script>", text, re.S)
+        assert text.count("<script") == len(scripts) > 10
+        policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+        hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+        allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+        assert f"script-src {allowed};" in policy
+        markup = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+        assert all(name.startswith(("data:", "#")) for name in re.findall(r'(?:src|href)="([^"]+)"', markup))
+        write_report([tmp_path / "run"], out, single_file=True)  # an earlier report is replaced
+        out.write_text("my thesis")
+        with pytest.raises(GatelensError, match="is not a report of gatelens"):
+            write_report([tmp_path / "run"], out, single_file=True)
+        with pytest.raises(GatelensError, match="is a folder: give the name of a file"):
+            write_report([tmp_path / "run"], tmp_path, single_file=True)
+
+    def test_vendored_scripts_are_listed_with_their_licences(self) -> None:
+        folder = Path(gatelens.report.page.__file__).parent / "assets" / "vendor"
+        files = json.loads((folder / "VENDORED.json").read_text())["files"]
+        assert {entry["file"] for entry in files} == {path.name for path in folder.glob("*.js")}
+        for entry in files:
+            assert hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
+            for package in entry["packages"]:
+                assert package["purl"].startswith("pkg:npm/")
+                assert "Permission is hereby granted" in (folder / package["licence_file"]).read_text()
 
     def test_scripts_cannot_be_left(self) -> None:
         text = as_script({"a": "</script><!-- & \u2028 ü"})

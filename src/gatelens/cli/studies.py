@@ -64,17 +64,22 @@ def report(
         list[Path], typer.Argument(help="run folders, or folders that contain run folders", metavar="DIR...")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="the folder of the report; default: `report` next to the first DIR")
+        Path | None,
+        typer.Option(help="the folder, or the single file, of the report; default: `report` next to the first DIR"),
     ] = None,
     formats: Annotated[
         str, typer.Option(help="formats of the figures, for example png,pdf,svg; the page always has PNG")
-    ] = "png",
+    ] = "png,svg",
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="write one HTML file that contains everything, to send by mail")
+    ] = False,
 ) -> None:
-    """Write a page with the summary, the figures and interactive views of saved runs. No model is loaded."""
+    """Write a page with the figures and interactive views of saved runs. No model is loaded."""
     from gatelens.report.page import write_report
 
     chosen_formats = [name.strip() for name in formats.split(",") if name.strip()]
-    written = write_report(folders, out or folders[0].parent / "report", chosen_formats)
+    default = folders[0].parent / ("report.html" if single_file else "report")
+    written = write_report(folders, out or default, chosen_formats, single_file=single_file)
     for problem in written.problems:
         print(f"gatelens: {problem}", file=sys.stderr)
     runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"

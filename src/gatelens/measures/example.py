@@ -1,4 +1,4 @@
-"""The first clean prompts of a run, with the model's attention on them and what its circuit predicts, for the report."""
+"""The first clean prompts of a run, with attention and with what the circuit predicts, for the report page."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class ExamplePrompt:
 def save_example(model: Model, task: CircuitTask, folder: Path, circuit: Circuit | None = None) -> None:
     """Save the first prompts of a task with their attention, and what a circuit predicts after them.
 
-    Cost: 2 forwards for each prompt that is saved, and 3 circuits on it. Closed gates read the corrupt run. Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
+    Cost: 2 forwards for each prompt that is saved, and 3 circuits on it. Closed gates read the corrupt run.
+
+    Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
     out, and ``example.json`` says so.
     """
     first_prompts = _first_prompts(task)
@@ -93,13 +95,13 @@ def save_example(model: Model, task: CircuitTask, folder: Path, circuit: Circuit
         logits = capture(model, tokens[None], streams=False).logits[0]
         probability = widen(logits).softmax(-1)[task.answer_ids[number, 0]]
         pair = task.pairs[number]
-        record = PromptRecord(
+        prompt = PromptRecord(
             tokens=token_texts(model, tokens),
             answer=pair.answers[0],
             probability=float(probability),
             wrong=next(iter(pair.wrong), None),
         )
-        prompts.append(record if circuit is None else _explained(record, circuit, model, task, number))
+        prompts.append(prompt if circuit is None else _explained(prompt, circuit, model, task, number))
     missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
     note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)

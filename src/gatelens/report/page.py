@@ -1,8 +1,7 @@
-"""The report page: a folder that opens from disk, with a summary, figures and interactive views of saved runs.
+"""The report page: a folder or a single file that opens from disk, with figures and interactive views of saved runs.
 
 Everything that a run contains (names, prompts, settings) is treated as data. The template escapes it, scripts set it as
-text only, and the content policy of the page allows no script inside the page and no request to the network. The policy
-allows ``file:`` besides ``'self'``, because for Firefox a page on disk and the files next to it have different origins.
+text only, and the content policy of the page allows no script but its own and no request to the network.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,21 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from gatelens.errors import GatelensError
+from gatelens.report._bundle import FolderBundle, SingleFileBundle
+from gatelens.report._counts import count_columns, heading, lead
 from gatelens.report._describe import describe, models_with_shared_inputs, place
 from gatelens.report._gallery import draw_pictures
-from gatelens.report._numbers import decimal
 from gatelens.report._plans import titles
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import Runs
 from gatelens.report._summary import summarise
-from gatelens.report._views import attention_views, circuit_views, head_views
+from gatelens.report._views import attention_views, circuit_views, curve_views, map_views, task_views
 from gatelens.report.figures._saving import check_formats
-from gatelens.runtime.files import write_folder, write_json
+from gatelens.runtime.files import replace_file, write_folder, write_json
 from gatelens.runtime.versions import versions
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("page.js", "circuits.js", "heads.js", "attention.js")
+_STYLE, _VENDORED = "page.css", "dagre.min.js"
+_SHARED = ("page.js", "selection.js", "export.js", "layout.js")
+_VIEWS = ("curves.js", "heads.js", "graph.js", "attention.js", "maps.js")
 _MARK = "gatelens-report.json"  # a folder with this file is a report, and may be replaced
+_FILE_MARK = b'<meta name="generator" content="gatelens report">'  # and so may a file that contains this
+FORMATS = ("png", "svg")
+"""The formats of figures, unless others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,20 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def write_report(folders: Sequence[str | Path], out: str | Path, formats: Sequence[str] = ("png",)) -> Report:
-    """Write a page with the summary, the figures and interactive views of saved runs. No model is loaded.
+def write_report(
+    folders: Sequence[str | Path], out: str | Path, formats: Sequence[str] = FORMATS, *, single_file: bool = False
+) -> Report:
+    """Write a page with the figures and interactive views of saved runs. No model is loaded.
 
     A run that cannot be read becomes one of the problems, and the others are shown. If no run can be read, an error is
     raised. Cost: about half a second per figure.
 
     Arguments:
         folders: run folders, or folders that contain run folders at any depth.
-        out: the folder to write. An earlier report there is replaced; a folder with other files is refused.
+        out: the folder or, for a single file, the file to write. An earlier report there is replaced; anything else is
+            refused.
         formats: the formats of the figures besides PNG, which the page shows: ``svg``, ``pdf``.
+        single_file: write one HTML file that contains everything.
 
     Example:
         >>> gatelens.write_report(["runs/ioi-dense", "runs/ioi-sparse"], "report").path
@@ -69,59 +79,88 @@ def write_report(folders: Sequence[str | Path], out: str | Path, formats: Sequen
     check_formats(formats)
     out = Path(out) if Path(out).name else Path(out).resolve()  # "." has no name
     plotly = _plotly()
-    _refuse_other_folders(out)
+    if single_file:
+        _refuse_other_files(out)
+    else:
+        _refuse_other_folders(out)
     runs = read_runs(folders)
     if not runs.all:
         raise GatelensError(f"there is nothing to report. {' '.join(runs.problems)}")
-    reports: list[Report] = []
     with_png = tuple(dict.fromkeys(("png", *formats)))
     try:
-        write_folder(out, lambda folder: reports.append(_write(runs, plotly, folder, out, with_png)), replace=True)
+        if single_file:
+            with tempfile.TemporaryDirectory() as temporary:
+                page, report = _write(runs, plotly, Path(temporary), out, with_png, single_file=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(out, page)
+            return report
+        reports: list[Report] = []
+
+        def write(folder: Path) -> None:
+            page, report = _write(runs, plotly, folder, out / "index.html", with_png)
+            (folder / "index.html").write_text(page, encoding="utf-8")
+            reports.append(report)
+
+        write_folder(out, write, replace=True)
+        return reports[0]
     except OSError as error:
         raise GatelensError(
             f"cannot write the report to {out} ({error.strerror or error}): give another --out."
         ) from error
-    return reports[0]
 
 
-def _write(runs: Runs, plotly: Path, folder: Path, out: Path, formats: Sequence[str]) -> Report:
-    """Write all files of a report on ``out`` into a temporary folder."""
+def _write(
+    runs: Runs, plotly: Path, folder: Path, path: Path, formats: Sequence[str], single_file: bool = False
+) -> tuple[str, Report]:
+    """Write the files that the page needs into a folder, and return the page. path: where the page will be."""
     # 1. The contents.
     groups = summarise(runs.circuits)
     pictures, not_drawn = draw_pictures(runs, groups, folder / "figures", formats)
     problems = [*runs.problems, *not_drawn]
     attention, patterns = attention_views(groups)
+    roles = titles(runs.roles)
     data = {
+        "tasks": task_views(groups, roles),
+        "curves": curve_views(groups),
         "circuits": circuit_views(groups),
-        "heads": head_views(groups, titles(runs.roles)),
         "attention": attention,
+        "maps": map_views(groups, roles),
     }
     # 2. Scripts and data. A page on disk may not fetch data, but it may run scripts next to it: data are scripts too.
-    for name in ("page.css", *_SCRIPTS):
-        shutil.copyfile(_ASSETS / name, folder / name)
+    for name in (_STYLE, *_SHARED, *_VIEWS, f"vendor/{_VENDORED}"):
+        shutil.copyfile(_ASSETS / name, folder / Path(name).name)
+    for licence in (_ASSETS / "vendor").glob("*.LICENSE"):
+        shutil.copyfile(licence, folder / licence.name)
     shutil.copyfile(plotly, folder / "plotly.min.js")
     (folder / "data").mkdir()
     _write_script(folder / "data" / "report.js", f"window.gatelens = {{data: {as_script(data)}}};")
-    for i, pattern in enumerate(patterns):
-        _write_script(folder / "data" / f"attention-{i}.js", f"window.gatelens.patterns[{i}] = {as_script(pattern)};")
-    # 3. The page, and the file that marks the folder as a report.
+    pattern_files = [f"data/attention-{i}.js" for i in range(len(patterns))]
+    for i, (file, pattern) in enumerate(zip(pattern_files, patterns, strict=True)):
+        _write_script(folder / file, f"window.gatelens.patterns[{i}] = {as_script(pattern)};")
+    write_json(folder / _MARK, {"runs": [place(run.folder) for run in runs.all], "problems": problems})
+    # 3. The page. A single file has all attention patterns in it; a folder loads them when they are asked for.
+    first = ("plotly.min.js", _VENDORED, "data/report.js", *_SHARED)
+    inside = SingleFileBundle(folder, _STYLE, (*first, *pattern_files, *_VIEWS))
     page = _render(
+        bundle=inside if single_file else FolderBundle(_STYLE, (*first, *_VIEWS)),
+        heading=heading(groups),
+        lead=lead(groups),
         groups=groups,
+        columns=count_columns(groups),
+        tasks=data["tasks"],
+        tables=any(model["table"] or model["interfering"] for task in data["tasks"] for model in task["models"]),
         circuits=data["circuits"],
-        heads=data["heads"],
+        maps=data["maps"],
         attention=attention,
         pictures=pictures,
         formats=formats,
         runs=[describe(run) for run in runs.all],
         shared=models_with_shared_inputs(groups),
         problems=problems,
-        scripts=("plotly.min.js", "data/report.js", *_SCRIPTS),
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         versions=versions(),
     )
-    (folder / "index.html").write_text(page, encoding="utf-8")
-    write_json(folder / _MARK, {"runs": [place(run.folder) for run in runs.all], "problems": problems})
-    return Report(out / "index.html", [str(run.folder) for run in runs.all], len(pictures), problems)
+    return page, Report(path, [str(run.folder) for run in runs.all], len(pictures), problems)
 
 
 def as_script(data: Any) -> str:
@@ -144,7 +183,6 @@ def _render(**values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"decimal": decimal}
     return env.get_template("index.html").render(**values)
 
 
@@ -162,3 +200,11 @@ def _refuse_other_folders(out: Path) -> None:
     """Raise an error if ``out`` exists and is neither an earlier report nor an empty folder."""
     if out.exists() and not (out / _MARK).exists() and not (out.is_dir() and not any(out.iterdir())):
         raise GatelensError(f"{out} exists and is not a report of gatelens: give another --out, or an empty folder.")
+
+
+def _refuse_other_files(out: Path) -> None:
+    """Raise an error if ``out`` exists and is not an earlier report in a single file."""
+    if out.is_dir():
+        raise GatelensError(f"{out} is a folder: give the name of a file as --out, such as report.html.")
+    if out.exists() and _FILE_MARK not in out.read_bytes():
+        raise GatelensError(f"{out} exists and is not a report of gatelens: give another --out.")

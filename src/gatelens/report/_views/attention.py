@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gatelens.gates import LEVELS
 from gatelens.measures.example import ExamplePrompt
 from gatelens.model.components import Component
 from gatelens.report._summary import Group
@@ -20,32 +21,44 @@ _LEAST_WEIGHT = 0.005  # weaker pairs are not worth showing
 def attention_views(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
     """What can be chosen in the attention viewer, and the patterns of each choice, which the page loads later.
 
-    Runs at several levels have the same prompts, so the attention of a model on a task is included once.
+    Runs at several levels have the same prompts, so the attention of a model on a task is included once, with what the
+    circuit of each level predicts.
 
     Returns:
         The views, and for each view the patterns of its prompts.
     """
     views: list[dict[str, Any]] = []
     patterns: list[list[dict[str, Any]]] = []
-    seen: set[tuple[str, str]] = set()
+    seen: dict[tuple[str, str, str], dict[str, Any]] = {}
     for group in groups:
         for entry in group.entries:
-            tokens = "\n".join("\t".join(prompt.tokens) for prompt in entry.run.prompts)
-            if not entry.run.prompts or (entry.label, tokens) in seen:
+            prompts = entry.run.prompts
+            if not prompts:
                 continue
-            seen.add((entry.label, tokens))
-            layers, heads = entry.run.prompts[0].attention.shape[:2]
-            views.append(
-                {
-                    "label": f"{entry.label}, {group.task}",
-                    "layers": layers,
-                    "heads": heads,
-                    "sparse": entry.result.sparse,
-                    "best": _best_head(groups, entry.label, group.task),
-                    "prompts": [{"tokens": prompt.tokens, "answer": prompt.answer} for prompt in entry.run.prompts],
-                }
-            )
-            patterns.append([_pattern(prompt) for prompt in entry.run.prompts])
+            key = (group.task, entry.label, "\n".join("\t".join(prompt.tokens) for prompt in prompts))
+            if key in seen:
+                _add_predictions(seen[key], group, prompts)
+                continue
+            layers, heads = prompts[0].attention.shape[:2]
+            seen[key] = {
+                "task": group.task,
+                "label": entry.label,
+                "layers": layers,
+                "heads": heads,
+                "sparse": entry.result.sparse,
+                "prompts": [
+                    {
+                        "tokens": prompt.tokens,
+                        "answer": prompt.answer,
+                        "wrong": prompt.record.wrong,
+                        "predictions": [],
+                    }
+                    for prompt in prompts
+                ],
+            }
+            _add_predictions(seen[key], group, prompts)
+            views.append(seen[key])
+            patterns.append([_pattern(prompt) for prompt in prompts])
     return views, patterns
 
 
@@ -76,12 +89,17 @@ def strongest_pairs(prompts: Sequence[ExamplePrompt], name: str) -> list[list[An
     ]
 
 
-def _best_head(groups: Sequence[Group], label: str, task: str) -> int:
-    """The head to show first, as layer * heads + head: the one with the largest score for the task, or the first."""
-    for group in sorted(groups, key=lambda group: group.level != "heads"):
-        if group.task == task and label in group.head_scores:
-            return int(group.head_scores[label].abs().argmax())
-    return 0
+def _add_predictions(view: dict[str, Any], group: Group, prompts: Sequence[ExamplePrompt]) -> None:
+    """Add what the model predicts with the group's circuit alone and without it; with everything, once."""
+    noun = LEVELS[group.level].noun
+    for shown, prompt in zip(view["prompts"], prompts, strict=True):
+        size = noun if prompt.record.size is None else f"{prompt.record.size:,} {noun}"
+        for part in prompt.record.parts:
+            is_everything = part.part == prompt.record.parts[0].part
+            if is_everything and shown["predictions"]:
+                continue
+            name = part.part if is_everything else f"{part.part}: {size}, {group.method}"
+            shown["predictions"].append({**part.model_dump(mode="json"), "part": name})
 
 
 def _pattern(prompt: ExamplePrompt) -> dict[str, str | None]:

@@ -1,69 +1,97 @@
-// Head maps: heat maps of a score for each layer and head. Point at a cell, or choose a head in the list.
+// The table of heads and what they do, for the selected task and model, and the heads that interfere.
 "use strict";
 
 (() => {
-  const { data, find, make, fill, colour, draw, heat, scaled, onScheme } = window.gatelens;
-  if (!data.heads.length) return;
+  const { data, find, make, token, signed, percent, headButton, mark, onSelect, selected } = window.gatelens;
+  if (!find("head-table")) return;
 
-  const [picker, heads, status] = ["head-map", "head-head", "head-status"].map(find);
-  const width = (map) => map.z[0].length;
+  const LISTED = 12; // interfering heads of a model
+  const ADJECTIVES = { facilitation: "facilitating", irrelevance: "irrelevant", interference: "interfering" };
 
-  function chooseMap() {
-    const { maps } = data.heads[picker.value];
-    const [layers, across] = [Math.max(...maps.map((map) => map.z.length)), Math.max(...maps.map(width))];
-    const before = heads.value;
-    const names = Array.from({ length: layers * across }, (_, i) => `L${Math.floor(i / across)}H${i % across}`);
-    fill(heads, names.map((name) => [name, name]));
-    heads.value = names.includes(before) ? before : best(maps[0]);
-    show();
-  }
-
-  function best({ z }) {
-    const all = z.flatMap((row, layer) => row.map((value, head) => [Math.abs(value), `L${layer}H${head}`]));
-    return all.reduce((a, b) => (b[0] > a[0] ? b : a))[1];
-  }
-
-  function show() {
-    const { maps, low, high, signed, label } = data.heads[picker.value];
-    const parts = maps.map((map) => {
-      const plot = make("div", { className: "plot" });
-      plot.setAttribute("role", "img");
-      plot.setAttribute("aria-label", `Heat map over layers and heads: ${map.name}. Choose a head in the list to read its score.`);
-      return { map, plot, element: make("div", {}, make("h3", {}, map.name), plot) };
-    });
-    find("head-maps").replaceChildren(...parts.map((part) => part.element));
-    for (const { map, plot } of parts) {
-      const trace = {
-        type: "heatmap", z: map.z, zmin: low, zmax: high, colorscale: heat(signed), xgap: 1, ygap: 1,
-        hovertemplate: "L%{y}H%{x}: %{z:.3g}<extra></extra>", colorbar: { thickness: scaled(10), outlinewidth: 0, title: { text: label, side: "right", font: { size: scaled(11) } } },
-      };
-      draw(plot, [trace], {
-        margin: { l: scaled(44), r: 0, t: 8, b: scaled(44) }, height: scaled(Math.min(900, Math.max(260, 16 * map.z.length + 60))),
-        xaxis: { title: { text: "head", standoff: 5 }, fixedrange: true, dtick: Math.ceil(width(map) / 12), zeroline: false, showgrid: false },
-        yaxis: { title: { text: "layer", standoff: 5 }, fixedrange: true, zeroline: false, showgrid: false, dtick: Math.ceil(map.z.length / 15) },
-        shapes: [],
-      });
-      plot.on("plotly_hover", ({ points: [point] }) => {
-        heads.value = `L${point.y}H${point.x}`;
-        tell();
-      });
+  function show(state, changed) {
+    if (changed.has("task") || changed.has("model")) {
+      const { table } = selected.model();
+      find("head-table").replaceChildren(...(table ? [makeTable(table)] : []));
+      find("head-note").textContent = table ? about(table) : "No table of heads was saved for this model: run gatelens circuit again with --describe 10.";
+      find("interfering").replaceChildren(...interfering());
+      document.querySelectorAll("#head-section button.head").forEach(mark);
     }
-    tell();
+    const rows = [...find("head-table").querySelectorAll("tbody tr")];
+    rows.forEach((row) => row.classList.toggle("selected", row.dataset.head === state.head));
+    const isThere = !rows.length || rows.some((row) => row.dataset.head === state.head);
+    find("head-status").textContent = isThere ? "" : `${state.head} is not among the ${rows.length} heads of this table.`;
   }
 
-  // Show the scores of the chosen head, and draw a frame around it in every map.
-  function tell() {
-    const [layer, head] = heads.value.slice(1).split("H").map(Number);
-    const { maps } = data.heads[picker.value];
-    const values = maps.map((map) => `${map.name} ${map.z[layer]?.[head] === undefined ? "none" : Number(map.z[layer][head].toPrecision(3))}`);
-    status.replaceChildren(make("strong", {}, heads.value), `: ${values.join(", ")}`);
-    const frame = { type: "rect", x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5, line: { color: colour("ink"), width: 2 } };
-    for (const plot of find("head-maps").querySelectorAll(".plot")) Plotly.relayout(plot, { shapes: [frame] });
+  const about = ({ prompts, metric, effect }) => (
+    `${prompts} prompts. Score: how much the ${metric} falls without the head, with its 95 % interval. Share: of the effect of all heads together (${signed(effect)}).`);
+
+  // The columns: title, contents of a cell, class. Columns without contents are not drawn.
+  function columns({ lines }) {
+    const most = Math.max(...lines.map(({ low, high }) => Math.max(Math.abs(low), Math.abs(high)))) || 1;
+    const roles = lines[0]?.roles ?? [];
+    return [
+      ["Score", (line) => score(line, most), "number"],
+      ["Share", (line) => [percent(line.share)], "number"],
+      ["Kind", ({ kinds }) => [kinds.join(", ")]],
+      ["Looks at", ({ looks }) => looks.map(([role, share]) => chip(role, share))],
+      ["Writes", ({ writes }) => writes.map((text) => make("code", {}, token(text)))],
+      ["Right, wrong answer", ({ answer, wrong }) => [`${signed(answer)}, ${signed(wrong)}`], "number"],
+      ["Open keys", ({ open }) => (open === null ? [] : [String(Number(open.toPrecision(3)))]), "number"],
+      ...roles.map(({ task }, i) => [`Role in ${task}`, (line) => role(line.roles[i])]),
+    ].filter(([, contents]) => lines.some((line) => contents(line).some((part) => part !== "")));
   }
 
-  fill(picker, data.heads.map((view) => view.title));
-  picker.addEventListener("change", chooseMap);
-  heads.addEventListener("change", tell);
-  onScheme(show);
-  chooseMap();
+  function makeTable(table) {
+    const shown = columns(table);
+    const titles = ["Head", ...shown.map(([title]) => title)].map((title, i) => (
+      make("th", { scope: "col", className: shown[i - 1]?.[2] ?? "" }, title)));
+    const rows = table.lines.map((line) => {
+      const cells = shown.map(([title, contents, kind = ""]) => {
+        const cell = make("td", { className: kind }, ...contents(line));
+        cell.dataset.label = title;
+        return cell;
+      });
+      const row = make("tr", {}, make("th", { scope: "row" }, headButton(line.head)), ...cells);
+      row.dataset.head = line.head;
+      row.addEventListener("click", () => window.gatelens.select({ head: line.head }));
+      return row;
+    });
+    return make("table", { className: "cards heads" }, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows));
+  }
+
+  // The score, its interval, and both as a bar around zero
+  function score({ score: value, low, high }, most) {
+    const place = (x) => 50 + (50 * x) / most;
+    const bar = make("span", { className: `whisker ${value < 0 ? "negative" : ""}` }, make("i", {}), make("b", {}));
+    bar.style.setProperty("--from", `${Math.min(50, place(value))}%`);
+    bar.style.setProperty("--to", `${100 - Math.max(50, place(value))}%`);
+    bar.style.setProperty("--low", `${place(low)}%`);
+    bar.style.setProperty("--high", `${100 - place(high)}%`);
+    return [make("strong", {}, signed(value)), " ", make("span", { className: "soft" }, `(${signed(low)} to ${signed(high)})`), bar];
+  }
+
+  function chip(text, share) {
+    const made = make("span", { className: "chip" }, `${text} ${percent(share)}`);
+    made.style.setProperty("--weight", (0.45 * share).toFixed(3));
+    return made;
+  }
+
+  // The kind with the largest score
+  function role({ scores } = { scores: {} }) {
+    const [best] = Object.entries(scores).sort((a, b) => b[1] - a[1]);
+    if (!best) return [];
+    const all = Object.entries(scores).map(([kind, value]) => `${kind} ${value.toFixed(2)}`).join(", ");
+    return [make("span", { className: `role ${best[0]}`, title: all }, `${ADJECTIVES[best[0]]} ${best[1].toFixed(2)}`)];
+  }
+
+  function interfering() {
+    const lines = selected.task().models.flatMap((model) => model.interfering.map(({ task, seeds, heads }) => {
+      const more = heads.length > LISTED ? `the first ${LISTED} of ${heads.length}` : `${heads.length} head${heads.length === 1 ? "" : "s"}`;
+      const buttons = heads.slice(0, LISTED).map(([name, value]) => headButton(name, `${name} ${value.toFixed(2)}`));
+      return make("p", {}, make("span", {}, `${model.label}, ${task} (${more}, mean over ${seeds} seed${seeds === 1 ? "" : "s"}): `), ...(buttons.length ? buttons : ["none"]));
+    }));
+    return lines.length ? [make("h3", {}, "Heads that interfere"), make("p", { className: "note" }, "Learned gates close these heads (score 0.5 or more): the model does the task better without them."), ...lines] : [];
+  }
+
+  onSelect(show);
 })();

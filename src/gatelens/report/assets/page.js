@@ -13,10 +13,27 @@ Object.assign(window.gatelens, {
     return made;
   },
 
+  // Make an element of a drawing, with attributes and children.
+  shape(tag, attributes = {}, ...children) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
+    made.append(...children);
+    return made;
+  },
+
   // Set the options of a select: texts, whose values are their positions, or pairs of value and text.
-  fill(select, options) {
+  fill(select, options, value) {
     const pairs = options.map((option, i) => (Array.isArray(option) ? option : [i, option]));
-    select.replaceChildren(...pairs.map(([value, text]) => new Option(text, value)));
+    select.replaceChildren(...pairs.map(([each, text]) => new Option(text, each)));
+    if (value !== undefined) select.value = value;
+  },
+
+  // A button that selects a head everywhere.
+  headButton(name, text = name) {
+    const button = gatelens.make("button", { type: "button", className: "head" }, text);
+    button.dataset.head = name;
+    button.addEventListener("click", () => gatelens.select({ head: name }));
+    return button;
   },
 
   // Escape a text so that plotly shows it as it is.
@@ -35,6 +52,8 @@ Object.assign(window.gatelens, {
 
   signed: (value) => (value > 0 ? "+" : "") + Number(value.toPrecision(3)),
 
+  percent: (share) => `${share > 0 && share < 0.0095 ? (100 * share).toPrecision(1) : Math.round(100 * share)} %`,
+
   // Draw with plotly in the colours of the page, without plotly's buttons.
   draw(element, traces, layout) {
     const font = { color: gatelens.colour("ink"), family: "system-ui, sans-serif", size: gatelens.scaled(12) };
@@ -42,6 +61,7 @@ Object.assign(window.gatelens, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false, hovermode: "closest", font,
       hoverlabel: { bgcolor: gatelens.colour("paper"), bordercolor: gatelens.colour("line"), font },
     };
+    element.style.height = `${layout.height}px`; // plotly would shrink an element without a height when it is resized
     return Plotly.react(element, traces, { ...bare, ...layout }, { displayModeBar: false, responsive: true, doubleClick: false, scrollZoom: false });
   },
 

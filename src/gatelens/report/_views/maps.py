@@ -14,28 +14,30 @@ from gatelens.report._runs import RolesRun
 from gatelens.report._summary import Group
 
 
-def head_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[dict[str, Any]]:
+def map_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[dict[str, Any]]:
     """One view for each run of head roles and for each group of head scores; a view has one or more maps.
 
     Arguments:
         groups: circuit runs. Scores of attention edges are summed over each head.
         roles: runs of head roles, by title.
     """
-    views: list[dict[str, Any]] = []
+    views = [
+        _map_view(f"scores: {group.title}", group.task, LEVELS[group.level].head_map, group.head_scores)
+        for group in groups
+        if group.head_scores
+    ]
     for title, run in roles.items():
         maps = {kind: run.result.roles.kind(kind).mean(0) for kind in KINDS}
-        views.append(_head_view(f"roles: {title}", "score, mean over seeds", maps))
-    for group in groups:
-        if group.head_scores:
-            views.append(_head_view(f"scores: {group.title}", LEVELS[group.level].head_map, group.head_scores))
+        views.append(_map_view(f"roles: {title}", None, "score, mean over seeds", maps))
     return views
 
 
-def _head_view(title: str, label: str, maps: Mapping[str, Tensor]) -> dict[str, Any]:
+def _map_view(title: str, task: str | None, label: str, maps: Mapping[str, Tensor]) -> dict[str, Any]:
     most = max(float(scores.abs().max()) for scores in maps.values())
     signed = any(bool((scores < 0).any()) or bool((scores > 1).any()) for scores in maps.values())
     return {
         "title": title,
+        "task": task,  # None: shown with every task
         "label": label,
         "low": -most if signed else 0,
         "high": most if signed else 1,
