@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, default_folder, task_options
+from gatelens.errors import GatelensError
 
 
 @command("circuit", settings="gatelens.jobs.circuit:CircuitSettings")
@@ -77,6 +79,8 @@ def effect(
     from gatelens.tasks import check_task
     from gatelens.tasks import task as make_task
 
+    if not 0 < memory_gb < math.inf:
+        raise GatelensError(f"--memory-gb is {memory_gb}: it must be a finite number above 0.")
     options = task_options(option, skip_bad)
     check_task(task, n, options)
     loaded = load(model)

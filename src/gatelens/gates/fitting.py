@@ -34,10 +34,10 @@ class FitSettings(Settings):
         "seeds", "updates", "batch", "n", "held_out", "most", "every", "shots", "memory_gb"
     )  # fmt: skip
 
-    seeds: int = Field(3, ge=1, description="fits from different uniform starts, as rows of one batch")
-    updates: int = Field(40, ge=1, description="updates of each fit")
-    batch: int = Field(8, ge=1, description="examples in a batch")
-    accumulate: int = Field(1, ge=1, description="batches for each update")
+    seeds: int = Field(3, ge=1, le=1_000, description="fits from different uniform starts, as rows of one batch")
+    updates: int = Field(40, ge=1, le=10_000_000, description="updates of each fit")
+    batch: int = Field(8, ge=1, le=100_000, description="examples in a batch")
+    accumulate: int = Field(1, ge=1, le=100_000, description="batches for each update")
     seed: int = Field(0, ge=0, lt=2**32, description="the first seed; it also decides the order of the examples")
     paired: bool = Field(
         True,

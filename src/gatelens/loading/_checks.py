@@ -62,7 +62,7 @@ def _compare_first_tokens(model: Model) -> None:
         return
     other = [] if chosen else [special]
     ids = tokenizer(_SENTENCE, add_special_tokens=False)["input_ids"]
-    if len(ids) < 2:
+    if len(ids) < 2 or max(*chosen, *other, *ids) >= model.hf.get_input_embeddings().num_embeddings:
         return
     loss, other_loss = (_sentence_loss(model, first, ids) for first in (chosen, other))
     # A loss near log(vocab) says that the model does not know the language: then neither choice means anything.
@@ -175,7 +175,9 @@ def _check_final_norm(model: Model, stream: Tensor) -> None:
 def _check_padding(model: Model, tokens: Tensor) -> None:
     with Hooks() as hooks:
         plain = forward(model, tokens, None, hooks, "last")
-    pad = torch.full((2, 3), model.tokenizer.pad_token_id or 0)
+    pad_id = model.tokenizer.pad_token_id or 0
+    # Padding is masked: any token will do if the model does not have the tokenizer's.
+    pad = torch.full((2, 3), pad_id if pad_id < model.hf.get_input_embeddings().num_embeddings else 0)
     real, padding = torch.ones(2, 7, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)
     for side, padded, mask in (
         ("left", torch.cat([pad, tokens], 1), torch.cat([padding, real], 1)),

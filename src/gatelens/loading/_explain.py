@@ -10,13 +10,16 @@ from pathlib import Path
 
 import torch
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
 from gatelens.loading.builtin import BUILT_IN
 
 
 @contextmanager
-def explained(source: str) -> Iterator[None]:
-    """Convert errors about reading a model into a `GatelensError`.
+def explained(source: str, verb: str = "read") -> Iterator[None]:
+    """Convert errors about a model into a `GatelensError`.
+
+    Arguments:
+        verb: what is done with the model, for the error.
 
     Errors about memory pass unchanged: they say nothing about the model.
     """
@@ -25,7 +28,7 @@ def explained(source: str) -> Iterator[None]:
     except (GatelensError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers raises errors of many types, some of them its own
-        raise _explanation(source, error) from error
+        raise _explanation(source, error, verb) from error
 
 
 def only_pickled(source: str) -> GatelensError:
@@ -36,9 +39,9 @@ def only_pickled(source: str) -> GatelensError:
     )
 
 
-def _explanation(source: str, error: Exception) -> GatelensError:
+def _explanation(source: str, error: Exception, verb: str) -> GatelensError:
     causes = list(_causes(error))
-    text = " ".join(str(error).split()).rstrip(".")
+    text = shortened(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
     if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
         return GatelensError(f"no space is left on the device for {source} ({text}): free some space and try again.")
     if any(isinstance(cause, ImportError) for cause in causes):
@@ -46,8 +49,8 @@ def _explanation(source: str, error: Exception) -> GatelensError:
     # transformers raises a plain OSError here, so that only the text tells it from other errors.
     if "cannot be loaded with `safetensors`" in text:
         return only_pickled(source)
-    if Path(source).is_dir():
-        return GatelensError(f"cannot read the model in {source} ({text}): copy or download it again.")
+    if verb != "read" or Path(source).exists():
+        return GatelensError(f"cannot {verb} the model in {source} ({text}): copy or download it again.")
     return _hub_explanation(source, causes)
 
 

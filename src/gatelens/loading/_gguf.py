@@ -15,6 +15,7 @@ from gatelens.loading._pretrained import quiet, refuse_incomplete
 from gatelens.loading.builtin import smollm2_file
 from gatelens.model.first_token import adding_first_token
 from gatelens.runtime.files import write_folder
+from gatelens.runtime.inputs import usable_path
 
 _CONVERSION = 2  # increase it if `_convert` writes something else than before, so that old folders are not used
 
@@ -36,7 +37,7 @@ def convert_gguf(path: Path) -> Path:
     The file is converted once, because reading a gguf file takes ten times as long as reading safetensors. Its path,
     size and modification time identify it.
     """
-    if not path.is_file():
+    if not usable_path(path).is_file():
         raise GatelensError(f"there is no file {path}: give the path of a .gguf file that exists.")
     stat, place = path.stat(), zlib.crc32(str(path.resolve()).encode())
     return _cached(path, key=f"{path.stem}-{place:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}")

@@ -27,7 +27,10 @@ def is_llama2c(path: Path) -> bool:
             header = file.read(_HEADER.size)
     except OSError:
         return False
-    return len(header) == _HEADER.size and all(0 < abs(size) < 1 << 20 for size in _HEADER.unpack(header))
+    if len(header) < _HEADER.size:
+        return False
+    *sizes, vocab, length = _HEADER.unpack(header)  # a negative vocabulary size says that the unembedding is separate
+    return all(0 < size < 1 << 20 for size in (*sizes, abs(vocab), length))
 
 
 def read_llama2c(path: Path) -> tuple[Any, Any]:
@@ -44,6 +47,11 @@ def read_llama2c(path: Path) -> tuple[Any, Any]:
     data = path.read_bytes()
     dim, hidden, layers, heads, kv_heads, vocab, length = _HEADER.unpack_from(data)
     tied, vocab = vocab > 0, abs(vocab)  # a negative vocabulary size says that the unembedding has its own weight
+    if dim % (2 * heads) or heads % kv_heads:
+        raise GatelensError(
+            f"{path} has a llama2.c header that does not fit together (width {dim}, {heads} heads, {kv_heads} KV "
+            "heads): it is damaged; copy it again."
+        )
     config = LlamaConfig(
         hidden_size=dim,
         intermediate_size=hidden,
@@ -155,6 +163,8 @@ def _read_pieces(path: Path, vocab: int) -> tuple[list[str], list[float]]:
     try:
         for index in range(vocab):
             score, size = struct.unpack_from("<fi", data, position)
+            if not 0 <= size <= len(data) - position - 8:
+                raise struct.error("a piece is longer than the file")
             piece = data[position + 8 : position + 8 + size].decode()
             position += 8 + size
             if index > 2:  # the first three are special tokens, which Hugging Face writes differently

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shown
 from gatelens.loading._explain import explained, only_pickled
 from gatelens.loading.builtin import BUILT_IN
 from gatelens.model.families import FAMILIES, family_of
@@ -38,9 +39,9 @@ def read_pretrained(source: str, options: ReadOptions) -> tuple[Any, Any]:
         _ask_hub(source)
         _refuse_foreign_code(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    _refuse_unfit(source, config)
-    if Path(source).is_dir():
-        _check_weights(Path(source), options.allow_pickle)
+        _refuse_unfit(source, config)
+        if Path(source).is_dir():
+            _check_weights(Path(source), config, options.allow_pickle)
     with explained(source), quiet():
         hf, info = AutoModelForCausalLM.from_pretrained(
             source,
@@ -170,8 +171,8 @@ def _refuse_unfit(source: str, config: Any) -> None:
         raise GatelensError(f"{source} cannot be opened as a sparse model: {error}") from error
 
 
-def _check_weights(folder: Path, allow_pickle: bool) -> None:
-    """Raise an error if the folder has no weights that may be read, or if a safetensors file is damaged."""
+def _check_weights(folder: Path, config: Any, allow_pickle: bool) -> None:
+    """Raise an error if the folder has no weights that may be read, if a file is damaged, or if sizes cannot fit."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
@@ -183,12 +184,32 @@ def _check_weights(folder: Path, allow_pickle: bool) -> None:
             f"the folder {folder} has a config.json but no weights: put model.safetensors into it, "
             "or give another folder."
         )
+    sizes: list[int] = []  # of all weights
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                file.keys()
-        except SafetensorError as error:
+                sizes += [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
             raise GatelensError(f"{path} is truncated or damaged ({error}): copy or download it again.") from error
+
+    if sizes:
+        _check_sizes(str(folder), config, sizes)
+
+
+def _check_sizes(source: str, config: Any, sizes: list[int]) -> None:
+    """Raise an error if the config asks for far more numbers than the weights have, before memory is taken for them."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads * (getattr(text, "head_dim", None) or 1)
+    asked = {"num_hidden_layers": text.num_hidden_layers, "num_attention_heads * head_dim": heads}
+    limits = {"num_hidden_layers": len(sizes)}
+    for name in ("hidden_size", "vocab_size", "intermediate_size"):
+        asked[name] = getattr(text, name, None) or 0
+    for name, size in asked.items():
+        if not 0 <= size <= limits.get(name, max(sizes)):
+            raise GatelensError(
+                f"the weights of {source} do not match its config, whose {name} is {shown(size)}. Copy or download the "
+                "model again."
+            )
 
 
 def _no_tokenizer(source: str) -> GatelensError:

@@ -15,12 +15,14 @@ import torch
 
 from gatelens.errors import GatelensError
 from gatelens.loading._checks import check_model
+from gatelens.loading._explain import explained
 from gatelens.loading._gguf import convert_gguf, convert_smollm2
 from gatelens.loading._llama2c import is_llama2c, read_llama2c
 from gatelens.loading._pretrained import ReadOptions, read_pretrained
-from gatelens.loading.builtin import BUILT_IN, RELEASED, RELEASED_BIAS, path_of
+from gatelens.loading.builtin import BUILT_IN, RELEASED, RELEASED_BIAS, check_chain, path_of
 from gatelens.model import Model
 from gatelens.model.anatomy import describe
+from gatelens.runtime.inputs import usable_path
 from gatelens.runtime.processes import default_device
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
 from gatelens.sparse.in_model import is_sparse, make_sparse
@@ -57,7 +59,7 @@ def load(
         >>> gatelens.load("smollm2")
         Model(smollm2: llama, 30 layers x 9 heads, 134,515,008 parameters, torch.float32, cpu)
     """
-    name = str(source)
+    name = str(usable_path(source))
     hf, tokenizer = _read(name, ReadOptions(dtype, device_map, allow_pickle))
     if device_map is None:
         hf = hf.to(default_device(device))
@@ -66,12 +68,29 @@ def load(
             f"the device_map puts some layers of {name} on disk, or moves them between devices during a run: gatelens "
             "needs all layers in memory. Use a smaller dtype, or more or larger devices."
         )
-    _make_gated(name, hf, bias)
-    hf = hf.eval().requires_grad_(False)
-    model = Model(_display_name(name), hf, tokenizer, describe(hf), _absolute(name))
-    if check:
-        check_model(model)
+    with explained(name, "use"):
+        _make_gated(name, hf, bias)
+        hf = hf.eval().requires_grad_(False)
+        _check_vocabulary(name, hf, tokenizer)
+        model = Model(_display_name(name), hf, tokenizer, describe(hf), _absolute(name))
+        if check:
+            check_model(model)
     return model
+
+
+def _check_vocabulary(source: str, hf: Any, tokenizer: Any) -> None:
+    """Raise an error if the tokenizer has words that the model does not have.
+
+    Special tokens are allowed: some models of text only have the tokenizer of a larger one that reads images too.
+    """
+    known = hf.get_input_embeddings().num_embeddings
+    special = set(tokenizer.added_tokens_decoder)
+    largest = max((token for token in tokenizer.get_vocab().values() if token not in special), default=0)
+    if largest >= known:
+        raise GatelensError(
+            f"the tokenizer of {source} has {largest + 1} tokens and the model {known}: the tokenizer belongs to "
+            "another model; put the right one beside the weights."
+        )
 
 
 def _make_gated(source: str, hf: Any, bias: float | None) -> None:
@@ -110,6 +129,7 @@ def _read(source: str, options: ReadOptions) -> tuple[Any, Any]:
 
 def _read_adapter(folder: Path, options: ReadOptions) -> tuple[Any, Any]:
     base = base_of(folder)
+    check_chain(folder)
     try:
         hf, tokenizer = _read(base, options)
     except GatelensError as error:
@@ -138,7 +158,8 @@ def _read_llama2c(path: Path, options: ReadOptions) -> tuple[Any, Any]:
         )
     if options.device_map is not None:
         raise GatelensError(f"{path} is a llama2.c checkpoint, which is loaded to one device: give no device_map.")
-    hf, tokenizer = read_llama2c(path)
+    with explained(str(path)):
+        hf, tokenizer = read_llama2c(path)
     return hf.to(options.dtype), tokenizer
 
 

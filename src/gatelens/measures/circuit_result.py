@@ -40,6 +40,7 @@ from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import ASKED, RESULT
 from gatelens.runtime.settings import ADDED, EXECUTION, Settings, key_values
 from gatelens.runtime.shown import Shown
+from gatelens.tasks import MOST_PROMPTS
 
 SCORES, BEST_SCORES = "scores.safetensors", "best.safetensors"
 
@@ -54,16 +55,16 @@ class CircuitSettings(CurveSettings):
         default="eap-ig",
         description="how gates are scored: " + "; ".join(f"{name} ({m.help})" for name, m in methods().items()),
     )
-    steps: int = Field(default=5, ge=1, description="points of eap-ig's path")
+    steps: int = Field(default=5, ge=1, le=10_000, description="points of eap-ig's path")
     method_options: tuple[str, ...] = Field(default=(), description="a setting of the method as KEY=VALUE; repeatable")
-    n: int = Field(default=64, ge=1, description="prompts for each task seed")
+    n: int = Field(default=64, ge=1, le=MOST_PROMPTS, description="prompts for each task seed")
     held_out: bool = Field(
         default=False,
         description="rank gates on as many other prompts, so that the n prompts of the curve are held out (not for "
         "attention edges, which belong to a prompt; studies do it by default)",
         json_schema_extra=ADDED,
     )
-    seeds: int = Field(default=1, ge=1, description="task seeds: each draws its own prompts")
+    seeds: int = Field(default=1, ge=1, le=1_000, description="task seeds: each draws its own prompts")
     seed: int = Field(default=0, ge=0, description="the first task seed")
     sample: int = Field(
         default=64,

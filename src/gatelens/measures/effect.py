@@ -42,8 +42,12 @@ class CurveSettings(Settings):
         description="how a circuit takes gates: " + "; ".join(f"{name} ({s.help})" for name, s in selections().items()),
     )
     source: Source = Field(default="corrupt", description="what a circuit leaves out is set to: corrupt, mean or zero")
-    points: int = Field(default=0, ge=0, description="how many circuits to evaluate (0: a grid that suits the level)")
-    random_points: int = Field(default=12, ge=0, description="circuits of the random baseline (0: no baseline)")
+    points: int = Field(
+        default=0, ge=0, le=10_000, description="how many circuits to evaluate (0: a grid that suits the level)"
+    )
+    random_points: int = Field(
+        default=12, ge=0, le=10_000, description="circuits of the random baseline (0: no baseline)"
+    )
     threshold: float = Field(default=0.9, gt=0, le=1, description="explained effect at which gates are counted")
     refine: float = Field(
         default=0.05,

@@ -11,8 +11,6 @@ when it is written, and summed when it is read. It is in the circuit if any of t
 from __future__ import annotations
 
 import json
-import math
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened, shown
 from gatelens.gates.edges import EdgeScores
 from gatelens.model.graph import Graph
 from gatelens.runtime.files import replace_file, replacing
+from gatelens.runtime.inputs import parse_json, usable_path
 
 _FORMATS = "a graph file ends in .json or .pt"
 _MATRICES = ("edges_scores", "edges_in_graph")
@@ -38,7 +37,7 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
         kept: the edges of the circuit.
         width: the width of the residual stream, which the format records.
     """
-    path, graph = Path(path), scores.graph
+    path, graph = usable_path(path), scores.graph
     columns = graph.by_query_head
     in_graph = (kept & graph.edges)[:, columns]
     # An edge to a shared input stands for one edge to each head of its group.
@@ -66,7 +65,7 @@ def read_graph(
     Returns:
         Scores of all edges, and a mask (source, destination) of the edges in the circuit.
     """
-    path = Path(path)
+    path = usable_path(path)
     theirs, in_graph = _format(path).read(path, graph, width)
     columns, real = graph.by_query_head, graph.edges
     scores = torch.zeros(real.shape, dtype=theirs.dtype).index_add_(1, columns, theirs) * real
@@ -91,7 +90,7 @@ class _Json:
 
     @staticmethod
     def read(path: Path, graph: Graph, width: int | None) -> tuple[Tensor, Tensor]:
-        data = _load(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+        data = _load(path, lambda: parse_json(path.read_text(encoding="utf-8")))
         if not all(isinstance(data.get(key), dict) for key in ("cfg", "edges")):
             raise GatelensError(f"{path} is not a circuit: a JSON graph has 'cfg', 'nodes' and 'edges'.")
         _check_shape(path, data["cfg"], graph, width)
@@ -104,12 +103,14 @@ class _Json:
             place = rows.get(source, -1), columns.get(destination, -1)
             if min(place) < 0 or not real[place] or not isinstance(edge, dict):
                 raise GatelensError(
-                    f"{path} has an edge '{name}' that this model does not have: give a circuit of the same model."
+                    f"{path} has an edge '{shortened(name)}' that this model does not have: give a circuit of "
+                    "the same model."
                 )
             scores[place] = _number(path, name, edge.get("score"))
             in_graph[place] = bool(edge.get("in_graph", False))
         nodes = data.get("nodes")
-        scored = [node for node in nodes.values() if "score" in node] if isinstance(nodes, dict) else []
+        listed = nodes.values() if isinstance(nodes, dict) else ()
+        scored = [node for node in listed if isinstance(node, dict) and "score" in node]
         if scored and not scores.any():
             raise GatelensError(f"{path} has scores of nodes and none of edges: give a graph of MIB's level edge.")
         return scores, in_graph
@@ -153,7 +154,7 @@ class _Pt:
             raise GatelensError(f"{path} has its nodes in another order than EAP-IG writes them: write it again.")
         if not scores[real].float().isfinite().all():
             raise GatelensError(f"{path} has scores that are not finite: scores are finite numbers.")
-        return scores.float().where(real, 0.0), in_graph.bool()
+        return scores.float().where(real, 0.0), in_graph != 0
 
 
 def _format(path: Path) -> type[_Json] | type[_Pt]:
@@ -169,8 +170,8 @@ def _load(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
         data = read()
     except FileNotFoundError as error:
         raise GatelensError(f"no file {path}: give a graph file that EAP-IG, MIB or gatelens wrote.") from error
-    except (OSError, ValueError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # a damaged pickle can raise errors of any type
+        reason = shortened(str(error).strip().split("\n")[0]) or type(error).__name__
         raise GatelensError(f"{path} is not a graph file of EAP-IG that can be read safely: {reason}") from error
     if not isinstance(data, dict):
         raise GatelensError(f"{path} is not a circuit: a graph file holds an object with 'cfg' and edges.")
@@ -181,7 +182,7 @@ def _check_shape(path: Path, config: Mapping[str, Any], graph: Graph, width: int
     shape = (config.get("n_layers"), config.get("n_heads"), bool(config.get("parallel_attn_mlp")))
     if shape != (graph.n_layers, graph.n_heads, graph.parallel):
         raise GatelensError(
-            f"{path} is a circuit of a model with {shape[0]} layers of {shape[1]} heads"
+            f"{path} is a circuit of a model with {shown(shape[0])} layers of {shown(shape[1])} heads"
             f"{' in parallel blocks' if shape[2] else ''}, but this model has {graph.n_layers} layers of "
             f"{graph.n_heads} heads{' in parallel blocks' if graph.parallel else ''}: give a circuit of the same model."
         )
@@ -196,8 +197,8 @@ def _check_shape(path: Path, config: Mapping[str, Any], graph: Graph, width: int
 def _number(path: Path, name: str, score: Any) -> float:
     if score is None:
         return 0.0
-    if not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise GatelensError(f"{path} has an edge '{name}' whose score is {score!r}: scores are finite numbers.")
+    if not isinstance(score, (int, float)) or not abs(score) <= torch.finfo(torch.float32).max:
+        raise GatelensError(f"{path} has an edge '{name}' whose score is {shown(score)}: scores are finite numbers.")
     return float(score)
 
 

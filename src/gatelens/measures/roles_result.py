@@ -28,6 +28,7 @@ from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
 from gatelens.runtime.shown import Shown
+from gatelens.tasks import MOST_PROMPTS
 
 ORDERS = (*KINDS, "random")
 """The orders in which heads are ablated, one curve for each."""
@@ -37,9 +38,9 @@ _TENSORS = "roles.safetensors"
 class RolesSettings(HeadGatingSettings):
     """The settings of `find_roles` and ``gatelens gate``: what to fit on, how, and how many heads to ablate."""
 
-    n: int = Field(128, ge=1, description="examples to fit gates on")
-    held_out: int = Field(32, ge=1, description="further examples for the ablation")
-    most: int = Field(50, ge=1, description="ablate up to this many heads")
+    n: int = Field(128, ge=1, le=MOST_PROMPTS, description="examples to fit gates on")
+    held_out: int = Field(32, ge=1, le=MOST_PROMPTS, description="further examples for the ablation")
+    most: int = Field(50, ge=1, le=1_000_000, description="ablate up to this many heads")
     every: int = Field(10, ge=1, description="step between two numbers of ablated heads")
     memory_gb: float = Field(MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
 

@@ -112,7 +112,13 @@ class Circuits:
         """The metric of circuits that are given by their gates, on one batch (`gates`)."""
         bucket = self.batches[batch]
         logits = self.level.run(self.model, bucket.clean, gates, self._closed(batch), context=self.context)
-        return self.task.metric(logits, bucket)
+        metric = self.task.metric(logits, bucket)
+        if not metric.isfinite().all():
+            raise GatelensError(
+                f"the metric of {self.task.name} in {self.model.name} is not a finite number for all prompts: the "
+                "model computes NaN or infinity. Load it with its check (without --no-check), or in float32."
+            )
+        return metric
 
     def shuffled(self, seed: int) -> Circuits:
         """The same circuits with a random ranking: the baseline."""

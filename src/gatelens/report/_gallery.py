@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gatelens.errors import GatelensError
+from gatelens.errors import shortened
 from gatelens.gates import LEVELS
 from gatelens.measures.method_comparison import method_lines
 from gatelens.report._plans import (
@@ -62,8 +62,10 @@ def draw_pictures(
             write_csv(folder / f"{stem}.csv", *plan.table())
             width, height = (round(96 * inches) for inches in figure.get_size_inches())
             pictures.append(Picture(plan.title, plan.alt, stem, width, height))
-        except (GatelensError, ValueError, RuntimeError) as error:
-            problems.append(f"cannot draw the figure '{plan.title}': {' '.join(str(error).split())[:200]}")
+        except OSError:  # the disk, not the run
+            raise
+        except Exception as error:  # a run with odd numbers can raise errors of any type: the others are drawn
+            problems.append(f"cannot draw the figure '{plan.title}': {shortened(' '.join(str(error).split()))}")
     return pictures, problems
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
 from gatelens.gates import EDGES, LEVELS
 from gatelens.gates.level import Scores
 from gatelens.measures.circuit_result import BEST_SCORES, SCORES, CircuitResult, load_circuit, load_scores
@@ -18,17 +18,15 @@ from gatelens.measures.example import load_example
 from gatelens.measures.roles_result import load_roles
 from gatelens.report._runs import CircuitRun, RolesRun, Runs, SparsifyRun
 from gatelens.runtime.files import read_json, read_numbers
+from gatelens.runtime.inputs import usable_path
 from gatelens.runtime.run_folder import ASKED, RESULT
-
-# Errors that reading a damaged file may raise.
-_UNREADABLE = (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError, OSError)
 
 
 def read_runs(folders: Iterable[str | Path]) -> Runs:
     """Read every run in these folders. Each of them is a run folder, or contains run folders at any depth."""
     runs = Runs()
     seen: set[Path] = set()
-    for given in map(Path, folders):
+    for given in map(usable_path, folders):
         inside = run_folders(given)
         if not inside:
             problem = "does not contain a run of gatelens" if given.is_dir() else "is not a folder"
@@ -69,8 +67,8 @@ def _read(folder: Path, runs: Runs) -> None:
             runs.roles.append(_roles_run(folder, asked))
     except GatelensError as error:
         runs.problems.append(str(error))
-    except _UNREADABLE as error:
-        message = " ".join(str(error).split())[:200]
+    except Exception as error:  # a damaged file can raise errors of any type
+        message = shortened(" ".join(str(error).split()))
         runs.problems.append(f"cannot read {folder} ({type(error).__name__}: {message}): run the job again.")
 
 

@@ -5,10 +5,8 @@ A frontier compares recipes: loss and KL on held-out text against open keys per 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 from gatelens.errors import GatelensError
@@ -16,7 +14,7 @@ from gatelens.report._reading import sparsify_run
 from gatelens.report._runs import SparsifyRun
 from gatelens.report.figures import frontier_figure, save_figure
 from gatelens.report.figures._training import judged_texts
-from gatelens.runtime.files import replace_file
+from gatelens.runtime.files import make_folder, write_csv
 
 COLUMNS = ("keys per query", "above dense", "kl", "idle heads")
 
@@ -64,13 +62,10 @@ def frontier(folders: Sequence[str | Path], out: str | Path, formats: Sequence[s
             f"none of {', '.join(map(str, folders))} has evaluated held-out text yet: train with --held-out, and wait "
             "for the first evaluation (--judge-every)."
         )
-    Path(out).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(out))
     save_figure(frontier_figure({name: run.judged for name, run in runs.items()}), Path(out) / "frontier", formats)
-    text = StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(FrontierPoint.__dataclass_fields__)
-    writer.writerows(vars(point).values() for point in points)
-    replace_file(Path(out) / "frontier.csv", text.getvalue())
+    header = list(FrontierPoint.__dataclass_fields__)
+    write_csv(Path(out) / "frontier.csv", header, (list(vars(point).values()) for point in points))
     return points
 
 

@@ -10,24 +10,25 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
 from gatelens.report._bundle import FolderBundle, SingleFileBundle
 from gatelens.report._counts import count_columns, heading, lead
 from gatelens.report._describe import describe, models_with_shared_inputs, place
 from gatelens.report._gallery import draw_pictures
 from gatelens.report._plans import titles
 from gatelens.report._reading import read_runs
-from gatelens.report._runs import Runs
-from gatelens.report._summary import summarise
+from gatelens.report._runs import Run, Runs
+from gatelens.report._summary import Group, summarise
 from gatelens.report._views import attention_views, circuit_views, curve_views, map_views, task_views
 from gatelens.report.figures._saving import check_formats
 from gatelens.runtime.files import replace_file, write_folder, write_json
+from gatelens.runtime.inputs import usable_path
 from gatelens.runtime.versions import versions
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -38,6 +39,8 @@ _MARK = "gatelens-report.json"  # a folder with this file is a report, and may b
 _FILE_MARK = b'<meta name="generator" content="gatelens report">'  # and so may a file that contains this
 FORMATS = ("png", "svg")
 """The formats of figures, unless others are asked for."""
+
+R = TypeVar("R", bound=Run)
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,14 @@ def write_report(
         PosixPath('report/index.html')
     """
     check_formats(formats)
-    out = Path(out) if Path(out).name else Path(out).resolve()  # "." has no name
+    out = usable_path(out)
+    out = out if out.name else out.resolve()  # "." has no name
     plotly = _plotly()
     if single_file:
         _refuse_other_files(out)
     else:
         _refuse_other_folders(out)
-    runs = read_runs(folders)
+    runs = _showable(read_runs(folders))
     if not runs.all:
         raise GatelensError(f"there is nothing to report. {' '.join(runs.problems)}")
     with_png = tuple(dict.fromkeys(("png", *formats)))
@@ -98,7 +102,7 @@ def write_report(
 
         def write(folder: Path) -> None:
             page, report = _write(runs, plotly, folder, out / "index.html", with_png)
-            (folder / "index.html").write_text(page, encoding="utf-8")
+            replace_file(folder / "index.html", page)
             reports.append(report)
 
         write_folder(out, write, replace=True)
@@ -109,16 +113,30 @@ def write_report(
         ) from error
 
 
-def _write(
-    runs: Runs, plotly: Path, folder: Path, path: Path, formats: Sequence[str], single_file: bool = False
-) -> tuple[str, Report]:
-    """Write the files that the page needs into a folder, and return the page. path: where the page will be."""
-    # 1. The contents.
-    groups = summarise(runs.circuits)
-    pictures, not_drawn = draw_pictures(runs, groups, folder / "figures", formats)
-    problems = [*runs.problems, *not_drawn]
+def _showable(runs: Runs) -> Runs:
+    """The runs that can be shown. Each is tried alone, so that one with odd contents does not stop the others."""
+    circuits = [run for run in runs.circuits if _is_shown(runs, run, lambda run: _contents(Runs(circuits=[run])))]
+    roles = [run for run in runs.roles if _is_shown(runs, run, lambda run: _contents(Runs(roles=[run])))]
+    sparsified = [run for run in runs.sparsified if _is_shown(runs, run, describe)]
+    return replace(runs, circuits=circuits, roles=roles, sparsified=sparsified)
+
+
+def _is_shown(runs: Runs, run: R, show: Callable[[R], object]) -> bool:
+    """Whether a run can be shown. If it cannot, the reason becomes one of the problems."""
+    try:
+        show(run)
+        describe(run)
+    except Exception as error:  # any error: the file has values that a run does not have
+        reason = shortened(" ".join(str(error).split()))
+        runs.problems.append(f"cannot show {run.folder} ({type(error).__name__}: {reason}): run the job again.")
+        return False
+    return True
+
+
+def _contents(runs: Runs) -> tuple[Sequence[Group], dict[str, Any], list[str]]:
+    """The circuits by task, the data of the interactive views, and the attention patterns as scripts."""
+    groups, roles = summarise(runs.circuits), titles(runs.roles)
     attention, patterns = attention_views(groups)
-    roles = titles(runs.roles)
     data = {
         "tasks": task_views(groups, roles),
         "curves": curve_views(groups),
@@ -126,6 +144,18 @@ def _write(
         "attention": attention,
         "maps": map_views(groups, roles),
     }
+    as_script(data)
+    return groups, data, [as_script(pattern) for pattern in patterns]
+
+
+def _write(
+    runs: Runs, plotly: Path, folder: Path, path: Path, formats: Sequence[str], single_file: bool = False
+) -> tuple[str, Report]:
+    """Write the files that the page needs into a folder, and return the page. path: where the page will be."""
+    # 1. The contents.
+    groups, data, patterns = _contents(runs)
+    pictures, not_drawn = draw_pictures(runs, groups, folder / "figures", formats)
+    problems = [*runs.problems, *not_drawn]
     # 2. Scripts and data. A page on disk may not fetch data, but it may run scripts next to it: data are scripts too.
     for name in (_STYLE, *_SHARED, *_VIEWS, f"vendor/{_VENDORED}"):
         shutil.copyfile(_ASSETS / name, folder / Path(name).name)
@@ -136,7 +166,7 @@ def _write(
     _write_script(folder / "data" / "report.js", f"window.gatelens = {{data: {as_script(data)}}};")
     pattern_files = [f"data/attention-{i}.js" for i in range(len(patterns))]
     for i, (file, pattern) in enumerate(zip(pattern_files, patterns, strict=True)):
-        _write_script(folder / file, f"window.gatelens.patterns[{i}] = {as_script(pattern)};")
+        _write_script(folder / file, f"window.gatelens.patterns[{i}] = {pattern};")
     write_json(folder / _MARK, {"runs": [place(run.folder) for run in runs.all], "problems": problems})
     # 3. The page. A single file has all attention patterns in it; a folder loads them when they are asked for.
     first = ("plotly.min.js", _VENDORED, "data/report.js", *_SHARED)
@@ -151,7 +181,7 @@ def _write(
         tables=any(model["table"] or model["interfering"] for task in data["tasks"] for model in task["models"]),
         circuits=data["circuits"],
         maps=data["maps"],
-        attention=attention,
+        attention=data["attention"],
         pictures=pictures,
         formats=formats,
         runs=[describe(run) for run in runs.all],
@@ -170,7 +200,7 @@ def as_script(data: Any) -> str:
 
 
 def _write_script(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="ascii")
+    replace_file(path, text + "\n")
 
 
 def _render(**values: Any) -> str:

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.runtime.inputs import parse_json, usable_path
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @contextmanager
@@ -33,6 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. Raise an error if a file has this name or if the folder cannot be written."""
+    usable_path(path)
     if path.exists() and not path.is_dir():
         raise GatelensError(f"{path} is a file: give a folder, or a name that does not exist yet.")
     try:
@@ -75,9 +80,9 @@ def remove_half_written(folder: Path) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a text file."""
+    """Write a text file. A character that is not text (half of a surrogate pair) becomes a question mark."""
     with replacing(path) as temporary:
-        temporary.write_text(text, newline="", encoding="utf-8")
+        temporary.write_text(text, newline="", encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -88,7 +93,7 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run folder."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise GatelensError(f"{path.parent} is not a complete run of gatelens: it has no {path.name}.") from error
     except (OSError, ValueError) as error:
@@ -99,11 +104,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_csv(path: Path, header: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
-    """Write a table. Floats are written with six significant digits."""
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in record] for record in records)
+    """Write a table. Floats have six significant digits.
+
+    A text that a spreadsheet would take for a formula, because it begins with one of = + - @, gets an apostrophe.
+    """
+    text = StringIO(newline="")
+    csv.writer(text).writerows([_cell(cell) for cell in record] for record in (header, *records))
+    replace_file(path, text.getvalue())
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, float):
+        return f"{cell:.6g}"
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def read_numbers(path: Path) -> tuple[list[str], list[dict[str, float]]]:
@@ -114,12 +127,12 @@ def read_numbers(path: Path) -> tuple[list[str], list[dict[str, float]]]:
     Returns:
         The columns, and one record per line. A record does not have the columns whose cell is empty.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        complete = [record for record in reader if None not in record and None not in record.values()]
     try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            complete = [record for record in reader if None not in record and None not in record.values()]
         records = [{name: float(cell) for name, cell in record.items() if cell} for record in complete]
-    except ValueError as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise GatelensError(f"cannot read {path} ({error}): remove the damaged file, or run the job again.") from error
     return list(reader.fieldnames or ()), records
 

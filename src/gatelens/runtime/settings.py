@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened, shown
+from gatelens.runtime.inputs import parse_json
 
 EXECUTION: dict[str, Any] = {"execution": True}
 """Mark a field that changes how a job runs but not its numbers: ``Field(default=4.0, json_schema_extra=EXECUTION)``."""
@@ -24,6 +24,8 @@ EXECUTION: dict[str, Any] = {"execution": True}
 ADDED: dict[str, Any] = {"added": True}
 """Mark a field that earlier versions did not have. With its default it is not part of a request, so that runs and
 studies of earlier versions can be resumed: ``Field(default=None, json_schema_extra=ADDED)``."""
+
+_TOO_LARGE = 2**63
 
 
 class Settings(BaseModel):
@@ -55,10 +57,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists_to_tuples(cls, values: Any) -> Any:
-        """JSON and TOML have lists only, so a list is accepted where a field is a tuple."""
+    def _plain_values(cls, values: Any) -> Any:
+        """Accept a list where a field is a tuple, because JSON and TOML have lists only, and refuse huge integers."""
         if not isinstance(values, Mapping):
             return values
+        for key, value in values.items():
+            if isinstance(value, int) and abs(value) >= _TOO_LARGE:  # torch and numpy cannot hold it
+                raise GatelensError(f"{key} is {shown(value)}: it must be below 2^63.")
         tuples = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) is tuple}
         return {
             key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in values.items()
@@ -149,7 +154,7 @@ def explain(error: ValidationError, cls: type[BaseModel], where: str = "") -> st
     if detail["type"] == "literal_error":
         field = _owner(cls, path).model_fields.get(path[-1])
         return unknown_name(path[-1], detail["input"], literal_choices(field) if field is not None else [], before)
-    return f"{name} is {detail['input']!r}: {requirement(detail['msg'])}."
+    return f"{shortened(name)} is {shown(detail['input'])}: {requirement(detail['msg'])}."
 
 
 def _owner(cls: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
@@ -179,7 +184,8 @@ def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "")
         where: text before the message, for example the path of a file.
     """
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, 1, cutoff=0.5)
+    name = shortened(str(name))
+    close = difflib.get_close_matches(name, names, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{where}no {kind} '{name}': {hint}There are {', '.join(names) or 'none'}."
 
@@ -196,7 +202,7 @@ def key_values(pairs: Iterable[str], kind: str) -> dict[str, Any]:
         if not equals or not key:
             raise GatelensError(f"'{pair}' is not {kind}: write it as KEY=VALUE, for example length=8.")
         try:
-            options[key] = json.loads(value)
+            options[key] = parse_json(value)
         except ValueError:
             options[key] = value
     return options

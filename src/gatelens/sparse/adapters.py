@@ -12,6 +12,7 @@ dtype than those that were hashed are not compared, because rounding changes all
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ from transformers.pytorch_utils import Conv1D
 
 from gatelens.errors import GatelensError
 from gatelens.model.model import hash_weights
-from gatelens.runtime.files import write_tensors
+from gatelens.runtime.files import replace_file, write_tensors
+from gatelens.runtime.inputs import parse_json, usable_path
 from gatelens.sparse._head_gates import initial_gates, is_gate_parameter
 from gatelens.sparse.gated_attention import Gate
 from gatelens.sparse.in_model import GateValues, make_sparse
@@ -58,7 +60,7 @@ def write_adapter(
         tensors[stored_name] = weight.detach().to("cpu", dtype).contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
-    (folder / ABOUT).write_text(json.dumps({**description, "gate": gates.gate, "scale": scale}, indent=1) + "\n")
+    replace_file(folder / ABOUT, json.dumps({**description, "gate": gates.gate, "scale": scale}, indent=1) + "\n")
 
 
 def adapter_name(name: str) -> str | None:
@@ -74,12 +76,15 @@ def base_weights(hf: Any) -> dict[str, str]:
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter without full weights."""
-    return (folder / ABOUT).exists() and not (folder / "config.json").exists()
+    return (folder / ABOUT).is_file() and not (folder / "config.json").exists()
 
 
 def base_of(folder: Path) -> str:
     """What `gatelens.load` opens as the base of an adapter."""
-    return str(_read_description(folder)["base"])
+    base = str(_read_description(folder)["base"])
+    if usable_path(base).resolve() == folder.resolve():
+        raise _damaged(folder / ABOUT, "it names itself as its base")
+    return base
 
 
 @torch.no_grad()
@@ -129,6 +134,8 @@ def _read_gates(hf: Any, folder: Path, description: Mapping[str, Any], tensors: 
         if values[name].shape != expected:
             actual = tuple(values[name].shape)
             raise _of_another_model(folder, f"has gates whose {name} is {actual} (layer, head, ...), not {expected}")
+        if not values[name].isfinite().all():
+            raise _damaged(folder / WEIGHTS, f"its gate_{name} has numbers that are not finite")
     return GateValues(gate, **values)
 
 
@@ -155,9 +162,11 @@ def _add(module: Any, change: Tensor) -> None:
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / ABOUT
     try:
-        description = json.loads(path.read_text())
-        float(description["scale"]), str(description["base"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        description = parse_json(path.read_text(encoding="utf-8"))
+        if not math.isfinite(float(description["scale"])):
+            raise ValueError(f"its scale is {description['scale']}")
+        str(description["base"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise _damaged(path, error) from error
     return dict(description)
 

@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened, shown
+from gatelens.runtime.inputs import usable_path
 
 if TYPE_CHECKING:
     from gatelens.tasks.base import CircuitTask, ResponseTask
@@ -140,6 +141,14 @@ def task(
         `task("ioi", model, n=32, seed=0, corruption="subject")`
     """
     check_task(name, n, options)
+    if not -(2**63) <= seed < 2**63:
+        raise GatelensError(f"seed is {shown(seed)}: it must be below 2^63.")
+    return _fitted(_build(name, model, n, seed, options), model)
+
+
+def _build(
+    name: str | Path, model: HasTokenizer, n: int | None, seed: int, options: Mapping[str, Any]
+) -> "CircuitTask | ResponseTask":
     if str(name) in TASKS:
         return _built_in(str(name), model, DEFAULT_N if n is None else n, seed, options)
     from gatelens.tasks._own_file import read
@@ -154,11 +163,11 @@ def check_task(name: str | Path, n: int | None = None, options: Mapping[str, Any
         name, n, options: as for `task`.
     """
     if n is not None and not 1 <= n <= MOST_PROMPTS:
-        raise GatelensError(f"n is {n:,}: a task has 1 to {MOST_PROMPTS:,} prompts.")
+        raise GatelensError(f"n is {shown(n)}: a task has 1 to {MOST_PROMPTS:,} prompts.")
     if str(name) in TASKS:
         TASKS[str(name)].check(str(name), options or {})
         return
-    path = Path(name)
+    path = usable_path(name)
     if path.is_file():
         _check_names(str(name), options or {}, ("skip_bad",))
         return
@@ -169,9 +178,31 @@ def check_task(name: str | Path, n: int | None = None, options: Mapping[str, Any
     close = difflib.get_close_matches(str(name), TASKS, 1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     raise GatelensError(
-        f"no task '{name}': tasks are {', '.join(sorted(TASKS))}, or the path of a .jsonl file. "
+        f"no task '{shortened(str(name))}': tasks are {', '.join(sorted(TASKS))}, or the path of a .jsonl file. "
         f"{hint}`gatelens tasks` describes them."
     )
+
+
+def _fitted(made: "CircuitTask | ResponseTask", model: HasTokenizer) -> "CircuitTask | ResponseTask":
+    """The task, if the model knows all of its tokens: some tokenizers have tokens that their model does not have."""
+    from dataclasses import replace
+
+    from gatelens.tasks.base import ResponseTask
+
+    hf = getattr(model, "hf", None)
+    if hf is None:
+        return made
+    known = hf.get_input_embeddings().num_embeddings
+    for number, ids in enumerate(made.token_ids()):
+        if (largest := max(ids)) >= known:
+            raise GatelensError(
+                f"prompt {number} of the task {made.name} has the token {model.tokenizer.decode([largest])!r} "
+                f"({largest}), and the model knows {known} tokens: use the tokenizer that belongs to the model, or "
+                "other prompts."
+            )
+    if isinstance(made, ResponseTask) and made.pad_id >= known:
+        return replace(made, pad_id=0)  # padding is masked: any token that the model has will do
+    return made
 
 
 def from_spec(spec: Mapping[str, Any], model: HasTokenizer) -> "CircuitTask | ResponseTask":
@@ -214,7 +245,7 @@ def _built_in(
     entry.check(name, options)
     try:
         return entry.build(model.tokenizer, n, seed, **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         if not options:
             raise
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())

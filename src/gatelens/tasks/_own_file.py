@@ -11,7 +11,8 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
+from gatelens.runtime.inputs import parse_json
 from gatelens.tasks.base import CircuitTask, ResponseTask, examples, from_tokens
 from gatelens.tasks.token_roles import Span
 from gatelens.tasks.tokens import Pair, Tokenizer, tokenise
@@ -61,8 +62,8 @@ def _lines(path: str) -> dict[int, str]:
     """Line number, counted from one -> text, for all lines that are not blank."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GatelensError(f"{path} cannot be read: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise GatelensError(f"{shortened(path)} cannot be read: {shortened(str(error))}.") from error
     return {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
 
 
@@ -103,7 +104,7 @@ def _report(path: str, total: int, bad: dict[int, str], skip_bad: bool) -> None:
     if skip_bad and len(bad) < total:
         log.warning("%s: %s and left out.", path, count)
         return
-    shown = "".join(f"\n  line {number}: {bad[number]}" for number in sorted(bad)[:SHOWN])
+    shown = "".join(f"\n  line {number}: {shortened(bad[number])}" for number in sorted(bad)[:SHOWN])
     more = f"\n  and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     advice = "correct them" if len(bad) == total else "correct them, or leave them out with skip_bad=True (--skip-bad)"
     raise GatelensError(f"{path}: {count}, so nothing was run; {advice}.{shown}{more}")
@@ -112,12 +113,25 @@ def _report(path: str, total: int, bad: dict[int, str], skip_bad: bool) -> None:
 def _object(line: str) -> dict[str, Any]:
     """Parse a line that is a JSON object."""
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
+    if "\\u" in line and not _is_text(value):
+        raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff), which is not text")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all texts in a value can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_response(lines: dict[int, str]) -> bool:

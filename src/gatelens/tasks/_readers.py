@@ -7,7 +7,6 @@ reader turns one record into an item, or into None if the record cannot be used.
 """
 
 import heapq
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from random import Random
 from typing import Any
 
 from gatelens.errors import GatelensError
+from gatelens.runtime.inputs import parse_json
 from gatelens.tasks._prompts import Item, prompts_with_shots
 
 Record = dict[str, Any]
@@ -85,11 +85,11 @@ def records(source: str) -> Iterable[Record]:
 def _from_json(text: str) -> list[Record]:
     """The records of a JSON list, of JSON lines, or of a task.json of BIG-Bench (`_from_big_bench`)."""
     if text.lstrip().startswith("["):
-        return list(json.loads(text))
+        return list(parse_json(text))
     try:
-        whole = json.loads(text)
+        whole = parse_json(text)
     except ValueError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [parse_json(line) for line in text.splitlines() if line.strip()]
     return _from_big_bench(whole) if isinstance(whole, dict) and "examples" in whole else [whole]
 
 

@@ -97,6 +97,13 @@ class CircuitTask(Shown):
         """Whether the right answers win: bool, with the shapes of `metric`."""
         return self.metric(logits, bucket) > 0
 
+    def token_ids(self) -> Iterator[list[int]]:
+        """All token ids of each prompt pair and of its answers, in the order of the buckets."""
+        for bucket in self.buckets:
+            answers = [ids[bucket.which].tolist() for ids in (self.answer_ids, self.wrong_ids)]
+            for parts in zip(bucket.clean.tolist(), bucket.corrupt.tolist(), *answers, strict=True):
+                yield [token for part in parts for token in part]
+
     def spec(self) -> dict[str, Any]:
         """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` builds the same task again."""
         return _spec(self.name, len(self), self.seed, self.options)
@@ -241,6 +248,11 @@ class ResponseTask(Shown):
             targets[place, start + len(example.prompt_ids) : end] = True
         also = _pad_ids([list(self.examples[i].also) for i in which])
         return ResponseBatch(tokens, mask, targets, torch.tensor(which), also)
+
+    def token_ids(self) -> Iterator[list[int]]:
+        """All token ids of each example."""
+        for example in self.examples:
+            yield [*example.prompt_ids, *example.response_ids, *example.also]
 
     def spec(self) -> dict[str, Any]:
         """Plain JSON (name, n, seed, options) from which `gatelens.tasks.from_spec` builds the same task again."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, Entry
 from gatelens.tasks.base import CircuitTask, ResponseTask
 
@@ -79,7 +80,13 @@ def preview(model: Runnable, task: CircuitTask | ResponseTask, show: int = 10) -
         show: the number of prompts that are shown.
     """
     with torch.no_grad():
-        return _circuit(model, task, show) if isinstance(task, CircuitTask) else _response(model, task, show)
+        shown = _circuit(model, task, show) if isinstance(task, CircuitTask) else _response(model, task, show)
+    if not all(map(math.isfinite, shown.figures.values())):
+        raise GatelensError(
+            f"{model.name} computes NaN or infinity on the prompts of {task.name}: load it with its check (without "
+            "--no-check), or in float32."
+        )
+    return shown
 
 
 def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:

@@ -14,6 +14,8 @@ from gatelens.jobs.study.jobs import JOBS, Job
 from gatelens.jobs.study.models import ModelSpec, source_fingerprint
 from gatelens.runtime.versions import versions
 
+_LONGEST_NAME = 150  # file systems allow 255 bytes, and a name gets suffixes
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -85,4 +87,7 @@ def cell_name(level: str, task: str, label: str, varied: Mapping[str, Any]) -> s
     """A readable name for a folder, such as ``heads-ioi-smollm2-seed-1``."""
     task = Path(task).stem if task.endswith(".jsonl") else task
     settings = [f"{key}-{value}" for key, value in varied.items()]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join([level, task, label, *settings])).strip("-.")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join([level, task, label, *settings])).strip("-.")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
+from gatelens.runtime.inputs import usable_path
 from gatelens.runtime.settings import Settings, explain, unknown_name
 
 S = TypeVar("S", bound=Settings)
@@ -32,7 +33,7 @@ class KeyPath:
         return KeyPath(self.file, (*self.keys, key))
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.path}" if self.keys else str(self.file)
+        return f"{self.file}: {shortened(self.path)}" if self.keys else str(self.file)
 
     @property
     def path(self) -> str:
@@ -41,7 +42,11 @@ class KeyPath:
 
     def absolute(self, path: str) -> Path:
         """The absolute form of a path that is relative to the file."""
-        return (self.file.parent / os.path.expanduser(path)).resolve()  # Path.expanduser fails for an unknown user
+        try:
+            # Path.expanduser fails for an unknown user.
+            return usable_path(self.file.parent / os.path.expanduser(path)).resolve()
+        except GatelensError as error:
+            raise self.error(str(error)) from None
 
     def error(self, message: str) -> GatelensError:
         """The error to raise about the value at this place."""

@@ -34,13 +34,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._grid import Section, expand
 from gatelens.jobs.study._key_path import KeyPath
 from gatelens.jobs.study.jobs import JOBS
 from gatelens.jobs.study.models import ModelOptions, ModelSpec
 from gatelens.loading import BUILT_IN
+from gatelens.runtime.inputs import usable_path
 from gatelens.runtime.settings import Settings
 
 
@@ -95,12 +96,14 @@ def read_study(path: str | Path, quick: bool = False) -> Study:
 def read_toml(path: Path) -> dict[str, Any]:
     """The contents of a TOML file. A syntax error has the parser's line and column."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(usable_path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise GatelensError(f"cannot read the study {path}: {reason}. Give the path of a TOML file.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise GatelensError(f"{path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise GatelensError(f"{path} is not a study: it is nested too deeply.") from error
+    except ValueError as error:  # the parser's own error, or a number with thousands of digits
+        raise GatelensError(f"{path} is not valid TOML: {shortened(str(error))}.") from error
 
 
 def _as_table(value: Any) -> Any:

@@ -62,8 +62,22 @@ def made_from(source: str) -> str | None:
     folder = path_of(source)
     if not (folder / ABOUT).is_file():
         return RELEASED.get(source)
+    check_chain(folder)
     base = base_of(folder)
     return made_from(base) or base  # the base may be an adapter too
+
+
+def check_chain(folder: Path) -> None:
+    """Raise an error if the base of an adapter, or the base of that base, is the adapter itself."""
+    seen = {folder.resolve()}
+    while is_adapter(folder):
+        folder = path_of(base_of(folder))
+        if folder.resolve() in seen:
+            raise GatelensError(
+                f"the adapters {', '.join(sorted(map(str, seen)))} name each other as their bases: correct the base "
+                f"in {ABOUT} of one of them."
+            )
+        seen.add(folder.resolve())
 
 
 def smollm2_file() -> Path:
