@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gatelens.errors import GatelensError
+from gatelens.errors import GatelensError, shortened
 from gatelens.loading._pretrained import quiet, refuse_incomplete
 from gatelens.loading.builtin import smollm2_file
 from gatelens.model.first_token import adding_first_token
@@ -64,18 +64,20 @@ def _convert(gguf: Path, folder: Path) -> None:
         with quiet():
             tokenizer = adding_first_token(AutoTokenizer.from_pretrained(**file), _asks_for_first_token(gguf))
             hf, info = AutoModelForCausalLM.from_pretrained(**file, dtype=torch.float32, output_loading_info=True)
+        refuse_incomplete(str(gguf), info)
+        # The weights are float32 now, but the config still says that they are quantised, and transformers refuses to
+        # save such a model.
+        fields = {name: value for name, value in hf.config.to_dict().items() if name != "quantization_config"}
+        unquantised = type(hf)(type(hf.config)(**fields))
+        unquantised.load_state_dict(hf.state_dict())
+    except GatelensError:
+        raise
     except Exception as error:  # the reader has no error type of its own: a damaged file can raise any error
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        reason = shortened(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
         raise GatelensError(
             f"cannot read {gguf}: {reason}. If the file is truncated, copy it again. transformers reads gguf files "
             "of Llama, Mistral, Qwen, Phi-3, Gemma and some other families."
         ) from error
-    refuse_incomplete(str(gguf), info)
-    # The weights are float32 now, but the config still says that they are quantised, and transformers refuses to save
-    # such a model.
-    fields = {name: value for name, value in hf.config.to_dict().items() if name != "quantization_config"}
-    unquantised = type(hf)(type(hf.config)(**fields))
-    unquantised.load_state_dict(hf.state_dict())
     with quiet():
         unquantised.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
