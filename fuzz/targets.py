@@ -356,8 +356,8 @@ TARGETS = {
     for target in (
         Target("own task", own_tasks, use_task),
         Target("study", studies, use_study),
-        Target("saved runs", damaged_runs, use_runs),
-        Target("report", damaged_runs, use_report, share=0.02),
+        Target("saved runs", damaged_runs, use_runs, share=0.5),
+        Target("report", damaged_runs, use_report, share=0.005),
         Target("circuit", damaged_graphs, use_graph),
         Target("model folder", damaged_models, use_model, share=0.5),
         Target("llama2.c", damaged_llama2c, use_model, share=0.5),
