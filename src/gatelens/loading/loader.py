@@ -59,7 +59,8 @@ def load(
         >>> gatelens.load("smollm2")
         Model(smollm2: llama, 30 layers x 9 heads, 134,515,008 parameters, torch.float32, cpu)
     """
-    name = str(usable_path(source))
+    usable_path(source)
+    name = str(source)
     hf, tokenizer = _read(name, ReadOptions(dtype, device_map, allow_pickle))
     if device_map is None:
         hf = hf.to(default_device(device))
