@@ -74,8 +74,8 @@ def test_paths_that_cannot_exist(path: str, tmp_path: Path) -> None:
     ("options", "says"),
     [
         (["--seed", "1" + "0" * 20], "it must be below 2^63"),
-        (["--n", "1000000000"], "at most 100,000 prompts"),
-        (["--n", "9" * 400], "at most 100,000 prompts"),
+        (["--n", "1000000000"], "a task has 1 to 1,000,000 prompts"),
+        (["--n", "9" * 400], "a task has 1 to 1,000,000 prompts"),
     ],
 )
 def test_numbers_of_tasks(
