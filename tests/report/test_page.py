@@ -8,6 +8,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, curve, gate_run, spar
 import gatelens.report.page
 from gatelens import GatelensError
 from gatelens.cli import main
+from gatelens.measures.circuit_tests import CircuitTests, DroppedGate, save_tests
+from gatelens.measures.hypotheses import HypothesisTest
+from gatelens.measures.stability import Stability, StabilityLine, save_stability
 from gatelens.model.graph import Graph
 from gatelens.report._reading import read_runs
 from gatelens.report._summary import Entry, summarise
@@ -146,6 +150,27 @@ class TestSummary:
             f"32 (32 to 32; 3 prompts): {multiplier}."
         )
         assert "belong to the KV head" in text
+
+    def test_tests_and_stability_have_tables(self, pair: Path, tmp_path: Path) -> None:
+        ends = {f"{name}{end}": 0.5 for name in ("overlap", "own", "transferred") for end in ("", "_low", "_high")}
+        line = StabilityLine(other="templates", splits=2, prompts=24, **ends)
+        outcomes = {
+            name: HypothesisTest(test=name, statistic=0.5, p=p, rejected=p < 0.05, prompts=24)
+            for name, p in (("equivalence", 0.01), ("independence", 0.5))
+        }
+        gate = DroppedGate(gate="<b>L0H1</b>", lost=0.25, low=0.125, high=0.5, p=0.75)
+        tests = CircuitTests(schema_version=2, gates=1, dropped=(gate,), additions=50, prompts=16, **outcomes)
+        runs = shutil.copytree(pair, tmp_path / "runs")
+        for folder in runs.iterdir():
+            save_stability(Stability(schema_version=2, k=8, lines=(line,)), folder)
+            save_tests(tests, folder)
+        text = write_report([runs], tmp_path / "report").path.read_text()
+        effect = "0.50 (0.50 to 0.50)"
+        assert text.count(f'<td>templates</td><td class="number">{effect}</td>') == 2  # dense and sparse
+        assert text.count('<td class="number">24 prompts, 2 splits</td>') == 2
+        assert "Equivalence: fails (p = 0.01; 24 prompts). Independence: passes (p = 0.5; 24 prompts)." in text
+        assert "&lt;b&gt;L0H1&lt;/b&gt;" in text
+        assert "+0.250 (+0.125 to +0.500)" in text
 
 
 class TestViews:

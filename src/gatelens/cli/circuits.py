@@ -32,7 +32,7 @@ def circuit(
     from rich.console import Console
 
     from gatelens.cli.head_table import head_table
-    from gatelens.cli.tables import Bars, circuit_table
+    from gatelens.cli.tables import Bars, circuit_table, stability_table, tests_tables
     from gatelens.jobs.circuit import find_circuit, memory_estimate
     from gatelens.jobs.circuit_cost import circuit_cost
     from gatelens.runtime.run_folder import is_finished
@@ -52,6 +52,10 @@ def circuit(
     if result.heads is not None:
         console.print(head_table(result.heads))
     console.print(circuit_table(result))
+    if result.tests is not None:
+        console.print(*tests_tables(result.tests), sep="\n")
+    if result.stability is not None:
+        console.print(stability_table(result.stability))
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 
 

@@ -12,10 +12,12 @@ from rich.table import Column, Table
 
 from gatelens.gates import LEVELS
 from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.circuit_tests import CircuitTests
 from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.curves import Curve
 from gatelens.measures.mediation import PatchingComparison
 from gatelens.measures.roles_result import RolesResult
+from gatelens.measures.stability import Stability
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.report.frontier import FrontierPoint
@@ -106,6 +108,30 @@ def circuit_table(result: CircuitResult) -> Table:
     lines += [("best", line) for line in _best(result)]
     for label, value in lines:
         table.add_row(label, escape(value))
+    return table
+
+
+def tests_tables(tests: CircuitTests) -> list[Table]:
+    """The hypothesis tests of a circuit, and what it loses without each of its gates."""
+    outcomes = Table(title="tests of the circuit", show_header=False)
+    outcomes.add_row("equivalence: as good as the whole model", str(tests.equivalence))
+    outcomes.add_row("independence: the rest knows nothing", str(tests.independence))
+    outcomes.add_row("minimality: every gate is needed", tests.minimality)
+    caption = f"{tests.prompts} prompts; p against {tests.additions} random additions"
+    dropped = Table("without", "effect lost, 95 % interval", "p", title="minimality", caption=caption)
+    for gate in tests.dropped:
+        dropped.add_row(escape(gate.gate), f"{gate.lost:+.3f} ({gate.low:+.3f} to {gate.high:+.3f})", f"{gate.p:.2g}")
+    return [outcomes, dropped]
+
+
+def stability_table(stability: Stability) -> Table:
+    """How far circuits that were found on halves of the prompts agree, and what they explain of the other half."""
+    header = ("other", "overlap, range over splits", "effect on own half", "effect transferred", "measured on")
+    one = "" if len(stability.lines) > 1 else " All prompts have the same template, so that templates have no line."
+    caption = f"Circuits of the top {stability.k:,}; effects with their 95 % intervals over prompts.{one}"
+    table = Table(*header, title="stability", caption=caption)
+    for line in stability.lines:
+        table.add_row(line.other, *line.shown)
     return table
 
 

@@ -33,6 +33,9 @@ class ComponentEdge(NamedTuple):
     destination: int
 
 
+_PATHS = 100  # random paths to try until one has an edge that is new
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class EdgeScores(SharedScores):
     """How much each edge between components matters, mean over prompts; 0 where there is no edge."""
@@ -116,6 +119,21 @@ class Edges(SharedLevel[EdgeScores]):
     ) -> Bool[Tensor, "row source destination"]:
         """Remove the edges that are not on a path from the embedding to the logits: they have no effect."""
         return Graph.of(model.anatomy).on_a_path(gates)
+
+    def random_addition(
+        self,
+        model: Model,
+        circuit: Int[Tensor, " _kept"],
+        others: Int[Tensor, " _other"],
+        generator: torch.Generator,
+    ) -> Int[Tensor, " _added"]:
+        """The new edges of a random path from the embedding to the logits."""
+        graph = Graph.of(model.anatomy)
+        for _ in range(_PATHS):
+            path = torch.tensor([i * graph.n_destinations + j for i, j in graph.random_path(generator)])
+            if len(added := path[~torch.isin(path, circuit)]):
+                return added
+        return super().random_addition(model, circuit, others, generator)  # the circuit has nearly all edges
 
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Components:
         return capture_components(model, tokens)

@@ -281,6 +281,21 @@ class Level(ABC, Generic[S]):
         """Remove the gates of circuits that have no effect. By default none is removed."""
         return gates
 
+    def random_addition(
+        self,
+        model: Model,
+        circuit: Int[Tensor, " _kept"],
+        others: Int[Tensor, " _other"],
+        generator: torch.Generator,
+    ) -> Int[Tensor, " _added"]:
+        """Gates to add to a circuit at random, so that the circuit uses them. By default this is one gate.
+
+        Arguments:
+            circuit: the positions of the gates of the circuit.
+            others: the positions of all other gates.
+        """
+        return others[torch.randint(max(1, len(others)), (min(1, len(others)),), generator=generator)]
+
     def grid(self, total: int, points: int = 0) -> list[int]:
         """The numbers of gates to keep in a curve, from 0 to all. By default they are spaced by their logarithm.
 

@@ -13,12 +13,14 @@ from gatelens.gates import level_named
 from gatelens.gates.level import Scores
 from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
+from gatelens.measures.circuit_tests import CircuitTests, check_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.describe import best_heads, describe
 from gatelens.measures.effect import measure_curve, with_areas
 from gatelens.measures.example import save_example
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
+from gatelens.measures.stability import Stability, measure_stability
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import Validity, complement_effect, overlap
 from gatelens.measures.whole_effect import behaviour_warning, noise_problem, whole_effect
@@ -72,7 +74,7 @@ def find_circuit(
         # Pieces are batches, which another memory budget would cut differently.
         contexts = {
             name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
-            for name in ("validity", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
+            for name in ("validity", "tests", "stability", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
         }
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
         # 1. Whether there is an effect to explain.
@@ -95,6 +97,8 @@ def find_circuit(
         curve = replace(curve, ranked_on=len(ranking_tasks[0]) if settings.ranks_on_others else 0)
         # 4. How far it can be trusted.
         validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
+        tests = _test(circuits[0], scores[0], curve, settings, contexts["tests"])
+        stability = _stability(circuits[0], curve, settings, contexts["stability"])
         # 5. What the best heads do.
         heads = _describe(model, tasks[0], scores[0], settings, contexts["heads"])
         result = CircuitResult(
@@ -109,6 +113,8 @@ def find_circuit(
             dense=dense,
             graph=Graph.of(model.anatomy),
             heads=heads,
+            tests=tests,
+            stability=stability,
         )
         # 6. The files, the summary last.
         if run.path is not None:
@@ -207,6 +213,37 @@ def _describe(
     return describe(model, take(task, DESCRIBED_PROMPTS), heads, context=context) if heads else None
 
 
+def _circuit_point(curve: Curve, settings: CircuitSettings) -> int:
+    """The point of the curve that is the circuit: where it reaches the threshold, or else the last one."""
+    point = curve.point_at(settings.threshold)
+    return len(curve.asked) - 1 if point is None else point
+
+
+def _test(
+    circuits: Circuits, scores: Scores, curve: Curve, settings: CircuitSettings, context: Context
+) -> CircuitTests | None:
+    """Test the circuit of the first task seed; None if that is not asked for."""
+    if not settings.tests:
+        return None
+    k = curve.asked[_circuit_point(curve, settings)]
+    return check_circuit(circuits, scores, k, curve.everything[0], context=context)
+
+
+def _stability(circuits: Circuits, curve: Curve, settings: CircuitSettings, context: Context) -> Stability | None:
+    """Circuits of halves of the prompts of the first task seed; None if that is not asked for."""
+    if not settings.stability:
+        return None
+    model, k = circuits.model, curve.asked[_circuit_point(curve, settings)]
+    return measure_stability(
+        circuits.task,
+        k,
+        settings.stability,
+        lambda task, part: score(model, task, settings, part),
+        lambda task, scores, part: settings.circuits(model, task, scores, part),
+        context=context,
+    )
+
+
 def _validate(
     circuits: Circuits,
     scores: list[Scores],
@@ -228,8 +265,7 @@ def _validate(
         check = check_scores(
             circuits.model, few, own, settings.sample, settings.ranking, context=context.part("check-by-patching")
         )
-    point = curve.point_at(settings.threshold)
-    point = len(curve.asked) - 1 if point is None else point
+    point = _circuit_point(curve, settings)
     k = curve.asked[point]
     return Validity(
         **dict(check.overall),

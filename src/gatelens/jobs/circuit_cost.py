@@ -10,9 +10,11 @@ from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, circuit_ta
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.areas import mib_counts
 from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.circuit_tests import tests_cost
 from gatelens.measures.describe import describe_cost
 from gatelens.measures.effect import baseline_grid
 from gatelens.measures.refinement import most_refined_points
+from gatelens.measures.stability import stability_cost
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -40,11 +42,14 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
         n_checked = min(CHECKED_PROMPTS, settings.n)
         gates = min(settings.sample, n_gates) if level.shared else settings.sample / n_checked
         checked = price.forwards(n_checked, graph.n_layers, n_gates) + n_checked * level.cost.patch * gates
+    scored = price.forwards(settings.n, graph.n_layers, n_gates)
     return {
         "effect of all gates": 2 * settings.seeds * settings.n * level.cost.circuit,
-        "scores": settings.seeds * price.forwards(settings.n, graph.n_layers, n_gates),
+        "scores": settings.seeds * scored,
         "curves": settings.n * level.cost.circuit * (settings.seeds * n_points + 1),  # and the complement
         "check": checked,
+        "tests": tests_cost(settings.n, level.cost.circuit) if settings.tests else 0.0,
+        "stability": stability_cost(settings.stability, scored, settings.n * level.cost.circuit),
         "heads": min(DESCRIBED_PROMPTS, settings.n) * describe_cost(settings.describe),
     }
 

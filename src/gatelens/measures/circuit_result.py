@@ -7,6 +7,8 @@
 ``circuit.json``        edge circuits in the format of EAP-IG (`exchange`)
 ``example.*``           some prompts with their attention (`example`)
 ``heads.json``          what the best heads do (`head_table`)
+``tests.json``          tests of the circuit (`circuit_tests`), and ``minimality.csv``
+``stability.json``      circuits of halves of the prompts and templates (`stability`), and ``stability.csv``
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from gatelens.gates.circuit import Circuit
 from gatelens.gates.edges import EDGES, EdgeScores
 from gatelens.gates.level import Scores
 from gatelens.gates.selection import selected, selection_named
+from gatelens.measures.circuit_tests import CircuitTests, load_tests, save_tests
 from gatelens.measures.counts import Count, CountColumns
 from gatelens.measures.curve_files import load_curve, save_curve
 from gatelens.measures.curves import Curve
 from gatelens.measures.effect import CurveSettings
 from gatelens.measures.exchange import write_graph
 from gatelens.measures.head_table import HeadTable, load_head_table, save_head_table
+from gatelens.measures.stability import Stability, load_stability, save_stability
 from gatelens.measures.validity import Validity
 from gatelens.methods.registry import Method, MethodSettings, method_named, methods
 from gatelens.model import Model
@@ -71,6 +75,17 @@ class CircuitSettings(CurveSettings):
         ge=0,
         description="gates patched exactly to check the scores: a third each of the top, the middle and the rest of "
         "the ranking (0: no check; fewer than 16: no correlation)",
+    )
+    tests: bool = Field(
+        default=False,
+        description="test the circuit: drop its gates one by one, and test equivalence, independence and minimality",
+        json_schema_extra=ADDED,
+    )
+    stability: int = Field(
+        default=0,
+        ge=0,
+        description="random halves of the prompts, and of the templates, whose circuits are compared (0: none)",
+        json_schema_extra=ADDED,
     )
     describe: int = Field(
         default=10,
@@ -171,6 +186,8 @@ class CircuitResult(Shown):
     dense: str | None = None  # the dense model that a sparse one is compared with, if it was named
     graph: Graph | None = None  # None: saved by version 0.1
     heads: HeadTable | None = None  # what the best heads do; None if it was not asked for
+    tests: CircuitTests | None = None  # tests of the circuit; None if they were not asked for
+    stability: Stability | None = None  # circuits of halves of the prompts; None if they were not asked for
 
     drawn_by = "gatelens.report.plots:plot_circuit_result"
 
@@ -214,6 +231,10 @@ def save_circuit(result: CircuitResult, model: Model, folder: Path) -> CircuitRe
     save_curve(result.curve, folder)
     if result.heads is not None:
         save_head_table(result.heads, folder)
+    if result.tests is not None:
+        save_tests(result.tests, folder)
+    if result.stability is not None:
+        save_stability(result.stability, folder)
     point = result.curve.point_at(result.settings.threshold)
     if isinstance(scores := result.scores[0], EdgeScores) and point is not None:
         [order] = selected(scores, result.settings.ranking, result.settings.selection)
@@ -266,6 +287,8 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
         record.dense,
         graph,
         load_head_table(folder),
+        load_tests(folder),
+        load_stability(folder),
     )
 
 

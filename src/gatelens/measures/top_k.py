@@ -22,7 +22,10 @@ from gatelens.methods.patching import DENOISING
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask
-from gatelens.tasks.batches import batches
+from gatelens.tasks.batches import batches, take
+
+Members = Sequence[Tensor]
+"""A circuit as the positions of its gates in each gate set, best first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,32 @@ class Circuits:
         shape = self.level.shape(self.model, bucket.clean.shape[1])
         shape = shape if self.level.shared else (len(bucket), *shape)
         return self.metric_of(batch, torch.stack([torch.zeros(shape), torch.ones(shape)]).bool())
+
+    def members(self, k: int) -> list[Int[Tensor, " _gate"]]:
+        """The gates of the top k that have an effect (`Level.prune`), in each gate set, best first."""
+        if not self.level.shared:  # gates of single prompts are never pruned
+            return [order[:k] for order in self.orders]
+        mask = self.gates(0, [k])[0].flatten()
+        return [order[mask[order]] for order in self.orders]
+
+    def metric_with(self, batch: int, circuits: Sequence[Members]) -> Float[Tensor, "row prompt"]:
+        """The metric of circuits that are given by their members, on one batch."""
+        bucket = self.batches[batch]
+        shape = self.level.shape(self.model, bucket.clean.shape[1])
+        numbers = [0] if self.level.shared else [self._set_of_prompt[prompt] for prompt in bucket.which.tolist()]
+        masks = torch.zeros(len(circuits), len(numbers), torch.Size(shape).numel(), dtype=torch.bool)
+        for row, members in enumerate(circuits):
+            for column, number in enumerate(numbers):
+                masks[row, column, members[number]] = True
+        gates = masks.unflatten(-1, shape)
+        return self.metric_of(batch, self.level.prune(self.model, gates[:, 0] if self.level.shared else gates))
+
+    def first_prompts(self, n: int) -> Circuits:
+        """The same circuits on the first n prompts."""
+        task = take(self.task, n)
+        numbers = [self._set_of_prompt[prompt] for bucket in task.buckets for prompt in bucket.which.tolist()]
+        orders = self.orders if self.level.shared else [self.orders[number] for number in numbers]
+        return replace(self, task=task, orders=orders)
 
     def metric_of(self, batch: int, gates: Bool[Tensor, "row ..."]) -> Float[Tensor, "row prompt"]:
         """The metric of circuits that are given by their gates, on one batch (`gates`)."""

@@ -129,6 +129,22 @@ class Graph:
         kv = inputs.start + self.n_heads + index * self.n_kv_heads // self.n_heads
         return [inputs.start + index, kv, kv + self.n_kv_heads]
 
+    def random_path(self, generator: torch.Generator) -> list[tuple[int, int]]:
+        """The edges (source, destination) of a random path, from the logits down to the embedding.
+
+        Each step chooses among all edges into a destination, then among the inputs of the component that was reached.
+        """
+        path: list[tuple[int, int]] = []
+        destination = self.logits
+        while True:
+            sources = self.edges[:, destination].nonzero()[:, 0]
+            source = int(sources[torch.randint(len(sources), (1,), generator=generator)])
+            path.append((source, destination))
+            if source == 0:
+                return path
+            inputs = self.inputs_of(source)
+            destination = inputs[int(torch.randint(len(inputs), (1,), generator=generator))]
+
     def on_a_path(self, circuits: Tensor) -> Tensor:
         """Remove the edges of circuits that are not on a path from the embedding to the logits.
 

@@ -58,6 +58,10 @@ def small(**changes: Any) -> CircuitSettings:
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
         # 10, 20 and 50 % of 10 heads: 1, 2 and 5
         (small(method="eap", areas="signed"), 4 * (2 + 2 + 6 + 3 + 3) + 4),
+        # three circuits on all prompts, 64 without a gate, 50 additions with and without a gate
+        (small(method="eap", tests=True), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (3 + 64 + 100)),
+        # two kinds of splits: scores, and four circuits
+        (small(method="eap", stability=3), 4 * (2 + 2 + 6 + 3) + 4 + 2 * 3 * 4 * (2 + 2 + 4)),
         # 10 heads described: half a forward each and 6 more
         (small(describe=10), 4 * (2 + 5 * 2 + 6 + 3) + 4 + 4 * (5 + 6)),
     ],
