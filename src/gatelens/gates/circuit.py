@@ -139,6 +139,8 @@ class Circuit(Shown):
         Returns:
             Probabilities and ranks. Cost: 3 circuits on one prompt.
         """
+        if source == "optimal":
+            raise GatelensError("no optimal constants are fitted for one prompt: use the source corrupt, mean or zero.")
         clean, corrupted, answers, wrong, gate_set = self._prompt(model, prompt, number, corrupt, answer)
         shape = self.level.shape(model, clean.shape[1])
         mask = self.masks[0 if self.level.shared else gate_set]

@@ -46,7 +46,7 @@ def run_heads(
     Arguments:
         gates: (row, layer, head). A gate of 1 gives the head's own output, a gate of 0 that of the source. Gates may
             require gradients.
-        source: what closed gates read.
+        source: what closed gates read. It may require gradients.
         mask: nonzero for real tokens; None if there is no padding.
         start: the plain run of the same tokens; layers below the first closed gate are then not run again.
         start_gates: the gates of ``start``, if it is a run with gates (`capture_circuit`); layers below the first gate
@@ -65,7 +65,7 @@ def run_heads(
         )
     n_logits = tokens.numel() if logits_at == "all" else len(tokens)
     n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
-    grad = gates.requires_grad and torch.is_grad_enabled()
+    grad = _requires_grad(gates, source) and torch.is_grad_enabled()
     at_once = rows_that_fit(model, tokens, n_logits, grad=grad, context=context or Context())
     if start is None or grad:
         return torch.cat([_run_rows(model, tokens, g, source, mask, start, logits_at) for g in gates.split(at_once)])
@@ -118,7 +118,7 @@ def _run_rows(
     rows = len(gates)
     # A learned gate needs its gradient even while it is 1.
     touched = [True] * model.n_layers if gates.requires_grad else (gates != 1).flatten(2).any(2).any(0).tolist()
-    with torch.set_grad_enabled(gates.requires_grad and torch.is_grad_enabled()), Hooks() as hooks:
+    with torch.set_grad_enabled(_requires_grad(gates, source) and torch.is_grad_enabled()), Hooks() as hooks:
         if start is not None:
             changed = touched if start_gates is None else _changed_layers(gates, start_gates).any(0).tolist()
             first = changed.index(True) if True in changed else model.n_layers - 1
@@ -128,6 +128,10 @@ def _run_rows(
                 hooks.before(block.out, _mix(gates[:, layer], None if source is None else source[layer]))
         logits = forward(model, tokens, mask, hooks, logits_at, rows)
     return logits.unflatten(0, (rows, -1))
+
+
+def _requires_grad(gates: Tensor, source: HeadSource) -> bool:
+    return gates.requires_grad or any(values.requires_grad for values in source or ())
 
 
 def _mix(gates: Tensor, source: Tensor | None) -> Edit:

@@ -5,7 +5,7 @@ The gates are (row, layer, head). The embedding and the MLPs always run on the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
 from gatelens.gates.head_runs import HeadSource, run_heads
 from gatelens.gates.level import Cost, Source, fine_grid
+from gatelens.gates.optimal import fit_head_constants
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
 from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
@@ -73,7 +74,7 @@ class Heads(SharedLevel[HeadScores]):
     """Gates on heads."""
 
     name, noun = "heads", "heads"
-    sources = ("corrupt", "mean", "zero")
+    sources = ("corrupt", "mean", "zero", "optimal")
     cost = Cost(captures=2, patch=0.5, circuit=1.0)
     log_axis, head_map = False, "score of the head"
 
@@ -100,12 +101,17 @@ class Heads(SharedLevel[HeadScores]):
     ) -> HeadSource:
         if source == "zero":
             return None
-        heads: HeadSource = mean() if source == "mean" else capture(model, tokens, streams=False).heads
+        heads: HeadSource = capture(model, tokens, streams=False).heads if source == "corrupt" else mean()
         return heads
 
     def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> HeadSource:
         runs = [capture(model, tokens, streams=False).heads for tokens in batches]
         return [torch.cat([run[layer].flatten(0, 1) for run in runs]).mean(0) for layer in range(model.n_layers)]
+
+    def optimal(self, model: Model, batches: Sequence[Bucket], context: Context) -> HeadSource:
+        means = self.mean(model, [batch.corrupt for batch in batches])
+        assert means is not None
+        return fit_head_constants(model, batches, means, context)
 
     def reads(self, run: Run) -> HeadSource:
         return run.heads

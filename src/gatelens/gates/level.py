@@ -6,7 +6,8 @@ differentiate, which gates exist and what they are called, and what a row of gat
 a subclass of `Level` and one of `Scores`, and an entry in `gatelens.gates.LEVELS`.
 
 Gates have a leading *row* axis: each row is one circuit, and many circuits are evaluated in one batch. A gate of 1 lets
-the clean value pass, a gate of 0 replaces it by the value of the *source*: the corrupt run, a mean, or zero.
+the clean value pass, a gate of 0 replaces it by the value of the *source*: the corrupt run, a constant, or
+zero.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from gatelens.tasks.base import Bucket, CircuitTask
 if TYPE_CHECKING:
     from gatelens.gates.circuit import Circuit
 
-Source = Literal["corrupt", "mean", "zero"]
+Source = Literal["corrupt", "mean", "zero", "optimal"]
+"""What a closed gate reads: the corrupt run, the mean over corrupt prompts, zero, or a constant that is fitted so that
+circuits stay close to the whole model."""
 Ranking = Literal["per-prompt", "absolute", "signed"]
 """How scores become an order: by a prompt's absolute score, mean over prompts; by the absolute value of the mean; or by
 the mean itself. A gate that helps one prompt and hurts the next cancels out in the mean."""
@@ -320,12 +323,17 @@ class Level(ABC, Generic[S]):
         Arguments:
             tokens: the corrupt prompts of the batch.
             source: where the values come from.
-            mean: computes the mean over all corrupt prompts (`Level.mean`), if the source is the mean.
+            mean: computes the constants that closed gates read (`Level.mean`, `Level.optimal`), if the source is one.
         """
 
     def mean(self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]) -> Any:
         """What a closed gate reads if its source is the mean over these prompts and all their positions."""
         raise GatelensError(f"{self.noun} have no mean: closed gates can read {' or '.join(self.sources)}.")
+
+    def optimal(self, model: Model, batches: Sequence[Bucket], context: Context) -> Any:
+        """What a closed gate reads if its source is a constant that is fitted on these prompts."""
+        others = " or ".join(self.sources)
+        raise GatelensError(f"no optimal constants are fitted for {self.noun}: closed gates can read {others}.")
 
     @abstractmethod
     def reads(self, run: Any) -> Any:

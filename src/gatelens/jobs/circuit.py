@@ -27,6 +27,7 @@ from gatelens.measures.whole_effect import behaviour_warning, noise_problem, who
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
+from gatelens.runtime.files import write_tensors
 from gatelens.runtime.journal import Progress
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
@@ -121,8 +122,18 @@ def find_circuit(
             record = save_circuit(result, model, run.path)
             # Single prompts have a corrupt run, and no mean over prompts.
             save_example(model, tasks[0], run.path, result.circuit() if settings.source == "corrupt" else None)
+            if settings.source == "optimal":
+                _save_constants(circuits, run.path)
             run.finish(record.model_dump(mode="json"))
         return result
+
+
+def _save_constants(circuits: Sequence[Circuits], folder: Path) -> None:
+    """Write what closed gates read: one tensor (head, dim) for each task seed and layer."""
+    tensors = {
+        f"seed-{own.task.seed}.{layer}": values for own in circuits for layer, values in enumerate(own.constants())
+    }
+    write_tensors(folder / "constants.safetensors", tensors)
 
 
 def score(

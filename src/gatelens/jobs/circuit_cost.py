@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gatelens.gates import LEVELS
+from gatelens.gates import LEVELS, optimal
 from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, circuit_tasks
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.areas import mib_counts
@@ -32,6 +32,9 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
     n_gates = level.n_gates(graph, length)
     price = method.price(level, settings.method_settings)
     grid = level.grid(n_gates, settings.points)
+    fitted = 0.0
+    if settings.source == "optimal":
+        fitted = settings.seeds * level.cost.learned * optimal.UPDATES * min(optimal.PROMPTS, settings.n)
     n_points = len(grid) + most_refined_points(grid, settings.refine)
     if settings.random_points:
         n_points += len(baseline_grid(level, n_gates, settings.random_points))
@@ -46,6 +49,7 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
     return {
         "effect of all gates": 2 * settings.seeds * settings.n * level.cost.circuit,
         "scores": settings.seeds * scored,
+        "optimal constants": fitted,
         "curves": settings.n * level.cost.circuit * (settings.seeds * n_points + 1),  # and the complement
         "check": checked,
         "tests": tests_cost(settings.n, level.cost.circuit) if settings.tests else 0.0,

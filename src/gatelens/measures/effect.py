@@ -41,7 +41,10 @@ class CurveSettings(Settings):
         default=TOP,
         description="how a circuit takes gates: " + "; ".join(f"{name} ({s.help})" for name, s in selections().items()),
     )
-    source: Source = Field(default="corrupt", description="what a circuit leaves out is set to: corrupt, mean or zero")
+    source: Source = Field(
+        default="corrupt",
+        description="what a circuit leaves out is set to: corrupt, mean, zero, or (heads) an optimal constant",
+    )
     points: int = Field(
         default=0, ge=0, le=10_000, description="how many circuits to evaluate (0: a grid that suits the level)"
     )

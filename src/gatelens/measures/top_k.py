@@ -44,6 +44,7 @@ class Circuits:
     orders: Sequence[Int[Tensor, " _gate"]]
     source: Source = "corrupt"
     context: Context = field(default_factory=Context)
+    _constants: list[Any] = field(default_factory=list, repr=False)  # the value of `constants`, once it is computed
 
     @classmethod
     def of(
@@ -82,6 +83,19 @@ class Circuits:
         """The task's prompts in batches that fit into memory."""
         level, model = self.level, self.model
         return batches(self.task, lambda n: level.row_numbers(model, n) + level.closed_numbers(model, n), self.context)
+
+    def constants(self) -> Any:
+        """What closed gates read in every prompt, if the source is a mean or an optimal constant.
+
+        They are computed once, also for other rankings of the same circuits (`shuffled`).
+        """
+        if not self._constants:
+            if self.source == "optimal":
+                constants = self.level.optimal(self.model, self.batches, self.context.part("constants"))
+            else:
+                constants = self.level.mean(self.model, [bucket.corrupt for bucket in self.batches])
+            self._constants.append(constants)
+        return self._constants[0]
 
     def counts(self, ks: Sequence[int]) -> list[float]:
         """How many gates each circuit keeps after pruning (`Level.count`), mean over prompts."""
@@ -167,12 +181,8 @@ class Circuits:
         """A function from the number of a batch to what closed gates read in it. It caches the last batch."""
 
         @lru_cache(maxsize=1)
-        def mean() -> Any:
-            return self.level.mean(self.model, [bucket.corrupt for bucket in self.batches])
-
-        @lru_cache(maxsize=1)
         def closed(batch: int) -> Any:
-            return self.level.closed(self.model, self.batches[batch].corrupt, self.source, mean)
+            return self.level.closed(self.model, self.batches[batch].corrupt, self.source, self.constants)
 
         return closed
 

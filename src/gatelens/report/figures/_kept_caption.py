@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gatelens.measures.curves import Curve
 from gatelens.report.figures._text import task_title
 
-_VALUES = {"corrupt": "its corrupt value", "mean": "its mean", "zero": "zero"}
+_VALUES = {"corrupt": "its corrupt value", "mean": "its mean", "zero": "zero", "optimal": "its optimal constant"}
 
 Labelled = tuple[str, str, Curve]  # the task, the model and its curve
 
