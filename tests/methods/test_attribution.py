@@ -28,6 +28,7 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import make_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
+from gatelens.tasks.batches import select
 
 LEVELS = {
     "heads": (attribute_heads, patch_heads),
@@ -284,3 +285,24 @@ def test_correlation_with_exact_patching_on_a_real_model(smollm2: Model) -> None
         correlation = float(torch.corrcoef(both)[0, 1])
         print(f"\nsmollm2, 12 heads, ioi: correlation of {scores.method} with exact patching {correlation:.2f}")
         assert correlation > 0.5
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_mean_of_wrong_answers_as_target(level: str) -> None:
+    """Gradients add up: the scores are the mean of those against each wrong answer alone. Circuits keep the metric."""
+    model, task, (attribute, _) = tiny("llama"), random_task(n=3, lengths=(5,)), LEVELS[level]
+    wrong_ids = torch.tensor([[7, 8, 9], [10, 11, -1], [12, -1, -1]])
+    several = replace(task, wrong_ids=wrong_ids)
+    smooth = replace(several, target="mean")
+    alone = [replace(task, wrong_ids=wrong_ids.where(wrong_ids >= 0, wrong_ids[:, :1])[:, [i]]) for i in range(3)]
+    per_prompt = [[numbers(attribute(model, take_prompt(one, i))) for one in alone] for i in range(3)]
+    for i, n_wrong in enumerate((3, 2, 1)):
+        expected = torch.stack(per_prompt[i][:n_wrong]).mean(0)
+        assert off(numbers(attribute(model, take_prompt(smooth, i))), expected) < 1e-5
+    assert off(numbers(attribute(model, smooth)), numbers(attribute(model, several))) > 1e-3
+    bucket, logits = task.buckets[0], torch.randn(3, model.hf.config.vocab_size)
+    assert torch.equal(smooth.metric(logits, bucket), several.metric(logits, bucket))
+
+
+def take_prompt(task: CircuitTask, number: int) -> CircuitTask:
+    return select(task, [number])

@@ -28,6 +28,14 @@ def test_docstring_asks_for_the_next_of_six_arguments(tokenizer: Any) -> None:
         assert {word.strip() for word in pair.wrong} == set(defined) - {defined[3]}
 
 
+def test_docstring_with_a_smooth_target(gpt2: Any) -> None:
+    plain, smooth = (docstring.build(gpt2, 4, seed=0, target=target) for target in ("metric", "mean"))
+    assert (plain.target, smooth.target) == ("metric", "mean")
+    assert plain.fingerprint() == smooth.fingerprint()  # the prompts and the metric are the same
+    assert "target" not in plain.spec()["options"]
+    assert smooth.spec()["options"]["target"] == "mean"
+
+
 @pytest.mark.parametrize("corruption", docstring.CORRUPTIONS)
 def test_docstring_corruptions(corruption: str, gpt2: Any) -> None:
     for pair in docstring.build(gpt2, 20, seed=0, corruption=corruption).pairs:

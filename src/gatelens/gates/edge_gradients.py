@@ -121,8 +121,16 @@ class EdgeAttribution(Attribution):
         # The layers of a group do not all read the same sources; products that are not edges are removed at the end.
         sources = slice(sources.start, min(sources.stop, int(self.graph.reads[destinations].max())))
         inputs = self.inputs[: destinations.stop - destinations.start]
-        differences, gradient = (x.transpose(0, 1).flatten(2) for x in (self.differences[sources], inputs))
-        sums[:, sources, destinations] += differences @ gradient.mT
+        sums[:, sources, destinations] += self._multiply(self.differences[sources], inputs)
+
+    def _multiply(
+        self,
+        differences: Float[Tensor, "source prompt position width"],
+        gradients: Float[Tensor, "destination prompt position width"],
+    ) -> Float[Tensor, "prompt source destination"]:
+        """The products of all sources with all destinations, for each prompt."""
+        by_prompt, gradients_by_prompt = (x.transpose(0, 1).flatten(2) for x in (differences, gradients))
+        return by_prompt @ gradients_by_prompt.mT
 
     def _pull_back(self, layer: int, gradients: InputGradients, step: Pass, into: Tensor) -> None:
         """Gradients at a layer's q, k, v and MLP inputs, before the norms: (destination, prompt, position, width)."""

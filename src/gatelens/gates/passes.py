@@ -42,7 +42,7 @@ def attribute_batches(
     context.begin(f"score {level.noun}", len(parts))
 
     def piece(batch: Bucket) -> Tensor:
-        attribution = level.attribution(model, batch, lambda logits: task.metric(logits, batch))
+        attribution = level.attribution(model, batch, lambda logits: task.differentiated(logits, batch))
         return attribution.piece(scores(attribution))
 
     pieces = [context.piece(f"{level.name}-{i}", partial(piece, batch)) for i, batch in enumerate(parts)]

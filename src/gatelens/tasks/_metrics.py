@@ -10,6 +10,8 @@ from typing import Literal
 from torch import Tensor
 
 Difference = Literal["logit", "probability"]
+Target = Literal["metric", "mean"]
+"""What gradients are taken of: the metric, or the difference of mean logits."""
 
 
 def logit_difference(logits: Tensor, answers: Tensor, wrong: Tensor) -> Tensor:
@@ -22,6 +24,14 @@ def probability_difference(logits: Tensor, answers: Tensor, wrong: Tensor) -> Te
     total = logits.float().logsumexp(-1, keepdim=True)
     right_probability, wrong_probability = ((_gather(logits, ids) - total).exp().sum(-1) for ids in (answers, wrong))
     return right_probability - wrong_probability
+
+
+def mean_difference(logits: Tensor, answers: Tensor, wrong: Tensor) -> Tensor:
+    """The mean logit of the right answers minus the mean logit of the wrong answers."""
+    right_mean, wrong_mean = (
+        _gather(logits, ids).where(ids >= 0, 0.0).sum(-1) / (ids >= 0).sum(-1) for ids in (answers, wrong)
+    )
+    return right_mean - wrong_mean
 
 
 METRICS: dict[Difference, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

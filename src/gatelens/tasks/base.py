@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.shown import Shown
-from gatelens.tasks._metrics import METRICS, Difference
+from gatelens.tasks._metrics import METRICS, Difference, Target, mean_difference
 from gatelens.tasks.token_roles import TokenRoles, token_roles
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, continuations, encode, tokenise
 
@@ -48,6 +48,7 @@ class CircuitTask(Shown):
     difference: Difference = "logit"
     options: Mapping[str, Any] = field(default_factory=dict)
     token_roles: TokenRoles = field(default_factory=TokenRoles)
+    target: Target = "metric"  # what methods that use gradients differentiate
 
     drawn_by = "gatelens.report.task_plot:plot_task"
 
@@ -92,6 +93,17 @@ class CircuitTask(Shown):
         """
         answers, wrong = (ids[bucket.which].to(logits.device) for ids in (self.answer_ids, self.wrong_ids))
         return METRICS[self.difference](logits, answers, wrong)
+
+    def differentiated(self, logits: Tensor, bucket: Bucket) -> Tensor:
+        """What methods that use gradients differentiate, with the shapes of `metric`.
+
+        It is the metric or, with the target ``mean``, the mean logit of the right answers minus that of the wrong ones.
+        The metric reads the largest wrong logit only, so its gradient jumps where another answer becomes the largest.
+        """
+        if self.target == "metric":
+            return self.metric(logits, bucket)
+        answers, wrong = (ids[bucket.which].to(logits.device) for ids in (self.answer_ids, self.wrong_ids))
+        return mean_difference(logits, answers, wrong)
 
     def correct(self, logits: Tensor, bucket: Bucket) -> Tensor:
         """Whether the right answers win: bool, with the shapes of `metric`."""

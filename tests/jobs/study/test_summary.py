@@ -128,7 +128,7 @@ def test_of_several_sparse_models_only_the_named_one_is_compared(place: Path) ->
         assert {comparison.dense for comparison in summary.multipliers} == {name}
 
 
-@pytest.mark.parametrize("name", ["edges-kept-smollm2", "head-ablation-smollm2"])
+@pytest.mark.parametrize("name", ["head-ablation-smollm2"])
 def test_summaries_of_version_0_1_can_be_read(name: str) -> None:
     record = read_record(ROOT / "results" / name / "summary.json", SummaryRecord)
     assert record.schema_version == 1

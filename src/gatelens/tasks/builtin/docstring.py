@@ -13,6 +13,7 @@ attention-only transformer". A method has six arguments besides `self`, of which
 all other words are single tokens after a space.
 '''
 
+from dataclasses import replace
 from operator import attrgetter
 from random import Random
 from typing import Any
@@ -60,7 +61,9 @@ DEFINED_ROLES = ("def earlier", "def earlier", "def before answer", "def answer"
 DOCUMENTED_ROLES = ("doc earlier", "doc earlier", "doc last")
 
 
-def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", templates: str = "one") -> CircuitTask:
+def build(
+    tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", templates: str = "one", target: str = "metric"
+) -> CircuitTask:
     """The argument to document next.
 
     Metric: the logit of the right argument minus the largest logit of the other five arguments.
@@ -70,6 +73,8 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", 
             the docstring ("both"), in the definition only ("definition"), in the docstring only ("docstring"), or only
             in place of the answer in the definition ("answer").
         templates: "one" writes `:param` before every argument; "several" draws one of four ways for each prompt.
+        target: what methods that use gradients differentiate: the metric, or the logit of the right argument minus the
+            "mean" logit of the others. The effect of circuits is measured by the metric in both cases.
     """
     random = generator("docstring", seed)
     names = single_tokens(tokenizer, ARGUMENTS, "argument names", least=20)
@@ -89,8 +94,11 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, corruption: str = "both", 
         wrong = tuple(f" {name}" for name in arguments if name != answer)
         return marked_pair(clean, corrupt, (f" {answer}",), wrong, tag)
 
-    options: dict[str, Any] = {"corruption": corruption, **({} if templates == "one" else {"templates": templates})}
-    return circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), **options)
+    added = {"templates": (templates, "one"), "target": (target, "metric")}
+    options: dict[str, Any] = {"corruption": corruption}
+    options |= {name: value for name, (value, default) in added.items() if value != default}
+    task = circuit_task(tokenizer, "docstring", seed, distinct(n, draw, key=attrgetter("clean")), **options)
+    return replace(task, target=target)  # type: ignore[arg-type]
 
 
 def _corrupt(random: Random, names: list[str], arguments: list[str], corruption: str) -> tuple[list[str], list[str]]:
@@ -129,5 +137,5 @@ TASK = Entry(
     "circuit",
     "A Python docstring documents the arguments in order: give the next argument.",
     ('def load(self, port, host, name, size, mode, user): """... :param name: old value :param', " size"),
-    choices={"corruption": CORRUPTIONS, "templates": ("one", "several")},
+    choices={"corruption": CORRUPTIONS, "templates": ("one", "several"), "target": ("metric", "mean")},
 )
