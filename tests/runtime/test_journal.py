@@ -85,7 +85,7 @@ def test_progress(tmp_path: Path) -> None:
     journal.begin("score", 2)
     journal.piece("a", lambda: torch.ones(1))
     journal.piece("a", refuse)
-    assert said == [("p.score", 0, 2), ("p.score", 1, 2), ("p.score", 2, 2)]
+    assert said == [("p: score", 0, 2), ("p: score", 1, 2), ("p: score", 2, 2)]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gatelens.jobs.circuit import score
 from gatelens.jobs.circuit_cost import circuit_cost, circuit_forwards
 from gatelens.jobs.cost import sparsify_cost
 from gatelens.jobs.roles import roles_forwards
+from gatelens.jobs.study._work import OneModel
 from gatelens.jobs.study.cost import estimates, parameters_of, weights_gb
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.models import ModelSpec
@@ -160,7 +161,7 @@ class TestDryRun:
     def test_a_study_says_its_cost_first(self, place: Path) -> None:
         printed = Console(file=StringIO(), width=200)
         study = read_study(write_study(place))
-        costs = estimates(study, place / "out")
+        costs = estimates(study, place / "out", OneModel())
         run_study(study, place / "out", console=printed)
         said = printed.file.getvalue()
         forwards = sum(cost.forwards for cost in costs)

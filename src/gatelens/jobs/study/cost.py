@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,13 +74,27 @@ class Estimate:
 
 
 def estimates(study: Study, out: Path, models: OneModel | None = None) -> list[Estimate]:
-    """The cost of every cell. Models that are on this machine are loaded, one after the other.
+    """The cost of every cell.
 
     Arguments:
-        models: loads the models. It keeps the first model of the study, which a run of the study needs first.
+        models: loads the models of a run that is about to start. Only the first model that it needs is loaded, because
+            it keeps one model. The sparse version of that model, or its dense one, is taken to cost the same, and
+            other models are guessed. By default all models on this machine are loaded, one after the other.
     """
-    folder, models = StudyFolder(out), models or OneModel()
-    return [_estimate(cell, folder, models) for cell in reversed(study.cells)][::-1]
+    folder = StudyFolder(out)
+    left = [cell for cell in study.cells if not folder.is_done(cell, folder.outcome(cell))]
+    if models is None:
+        every = OneModel()
+        return [_estimate(cell, folder, lambda cell: cell.model, every) for cell in study.cells]
+    first = left[0].model if left else None
+    return [_estimate(cell, folder, lambda cell: _related(cell.model, first), models) for cell in study.cells]
+
+
+def _related(spec: ModelSpec, first: ModelSpec | None) -> ModelSpec | None:
+    """The first model, if this is the same model or the sparse or dense version of it; otherwise None."""
+    if first is None or (first.label not in (spec.label, spec.dense) and first.dense != spec.label):
+        return None
+    return first
 
 
 def to_do(costs: list[Estimate]) -> str:
@@ -126,11 +141,17 @@ def parameters_of(name: str) -> float | None:
     return None if size is None else float(size[1]) * {"b": 1e9, "m": 1e6}[size[2]]
 
 
-def _estimate(cell: Cell, folder: StudyFolder, models: OneModel) -> Estimate:
+def _estimate(cell: Cell, folder: StudyFolder, timed: Callable[[Cell], ModelSpec | None], models: OneModel) -> Estimate:
+    """The cost of a cell.
+
+    Arguments:
+        timed: called as timed(cell); the model that is timed for it. If there is none, the cost is guessed.
+    """
     if folder.is_done(cell, folder.outcome(cell)):
         return Estimate(cell, 0, 0, None, "done", done=True)
     try:
-        measured = _measure(cell, models(cell.model)) if _is_here(cell.model) else _guess(cell)
+        spec = timed(cell)
+        measured = _guess(cell) if spec is None or not _is_here(spec) else _measure(cell, models(spec))
     except Exception as error:  # any error: the other cells are listed
         return Estimate(cell, 0, None, None, f"cannot run: {reason_of(error, folder.run_folder(cell))}")
     forwards = cell.job.forwards(cell.settings, measured.graph, measured.length)

@@ -141,7 +141,7 @@ class Display:
 def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
     """Run all cells in this process. Cells that another process works on come last, when that process is done."""
     started, models = time.time(), OneModel()
-    display.at("load the models and estimate the cost")
+    display.at("load the first model and estimate the cost")
     display.expect(estimates(study, folder.out, models))
     outcomes: dict[str, Outcome] = {}
     waiting = running_order(study.cells)
