@@ -165,7 +165,7 @@ class TestDryRun:
         run_study(study, place / "out", console=printed)
         said = printed.file.getvalue()
         forwards = sum(cost.forwards for cost in costs)
-        assert said.startswith(f"cost: 2 cells, about {forwards:,.0f} forward passes of one prompt, ")
+        assert said.startswith(f"cost: 2 cells, about {forwards:,.0f} forward passes of one prompt")
         run_study(study, place / "out", console=printed)
         assert printed.file.getvalue().count("cost:") == 1  # all are done
 
