@@ -21,7 +21,7 @@ from gatelens.measures.example import save_example
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.stability import Stability, measure_stability
-from gatelens.measures.top_k import Circuits
+from gatelens.measures.top_k import Circuits, circuit_numbers
 from gatelens.measures.validity import Validity, complement_effect, overlap
 from gatelens.measures.whole_effect import behaviour_warning, noise_problem, whole_effect
 from gatelens.model import Model
@@ -69,6 +69,9 @@ def find_circuit(
     if settings.ranks_on_others:
         identity["ranked_on"] = [seeded.fingerprint() for seeded in ranking_tasks]
     asked = request("circuit", model.identity(), settings, task=identity)
+    longest = max(bucket.clean.shape[1] for seeded in tasks for bucket in seeded.buckets)
+    what = f"one prompt of {longest:,} tokens at the level {settings.level}"
+    Context(settings.memory_gb).require(_least_numbers(model, settings, longest), what)
     with RunFolder(out, asked, progress) as run:
         if run.complete and run.path is not None:
             return load_circuit(run.path)
@@ -153,10 +156,13 @@ def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, flo
         run cannot be cut below one prompt.
     """
     weights = sum(p.numel() * p.element_size() for p in model.hf.parameters()) / 1e9
+    return weights, max(settings.memory_gb, 4 * _least_numbers(model, settings, _ESTIMATED_LENGTH) / 1e9)
+
+
+def _least_numbers(model: Model, settings: CircuitSettings, length: int) -> int:
+    """How many numbers a job holds if it runs one prompt at a time: a run cannot be cut any further."""
     level = level_named(settings.level)
-    per_row = level.row_numbers(model, _ESTIMATED_LENGTH) + level.closed_numbers(model, _ESTIMATED_LENGTH)
-    least = max(per_row, level.attribute_numbers(model, _ESTIMATED_LENGTH))
-    return weights, max(settings.memory_gb, 4 * least / 1e9)
+    return max(circuit_numbers(level, model, length), level.attribute_numbers(model, length))
 
 
 def circuit_tasks(

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from gatelens.errors import GatelensError
 from gatelens.loading._nanogpt import gpt2_config, gpt2_weights, read_checkpoint
 from gatelens.loading._pretrained import quiet, read_tokenizer, saved_dtype
 from gatelens.loading.builtin import RELEASED, path_of
 from gatelens.loading.loader import load
 from gatelens.model import Model
-from gatelens.runtime.files import write_folder
+from gatelens.runtime.files import write_folder, writing
 from gatelens.sparse.adapters import ABOUT, WEIGHTS
 
 ACTIVATIONS = ("gelu", "gelu_new")
@@ -171,11 +169,7 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def _write(folder: Path, write: Callable[[Path], None]) -> None:
-    try:
+    with writing(folder):
         if folder.exists():
             folder.rmdir()
-        write_folder(folder, write)
-    except (OSError, SafetensorError) as error:
-        raise GatelensError(
-            f"cannot write to {folder} ({error}): free some disk space, or give another --out."
-        ) from error
+    write_folder(folder, write)

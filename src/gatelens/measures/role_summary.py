@@ -26,7 +26,7 @@ from gatelens.errors import GatelensError
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.mediation import PatchingComparison, compare_runs
 from gatelens.measures.roles_result import RolesResult, load_roles
-from gatelens.runtime.files import read_json, write_csv, write_json
+from gatelens.runtime.files import make_folder, read_json, write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
 from gatelens.runtime.run_folder import ASKED, RESULT
 from gatelens.runtime.settings import Settings
@@ -125,7 +125,7 @@ class RoleSummary:
 
     def save(self, folder: Path) -> None:
         """Write ``roles-summary.json`` and a CSV file of each table."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         mediation: list[dict[str, object]] = [
             {"run": name, **vars(comparison), "marked": [str(head) for head in comparison.marked]}
             for name, comparison in self.mediation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Circuits:
     def batches(self) -> list[Bucket]:
         """The task's prompts in batches that fit into memory."""
         level, model = self.level, self.model
-        return batches(self.task, lambda n: level.row_numbers(model, n) + level.closed_numbers(model, n), self.context)
+        return batches(self.task, partial(circuit_numbers, level, model), self.context)
 
     def constants(self) -> Any:
         """What closed gates read in every prompt, if the source is a mean or an optimal constant.
@@ -154,8 +154,16 @@ class Circuits:
     def metric_of(self, batch: int, gates: Bool[Tensor, "row ..."]) -> Float[Tensor, "row prompt"]:
         """The metric of circuits that are given by their gates, on one batch (`gates`)."""
         bucket = self.batches[batch]
-        logits = self.level.run(self.model, bucket.clean, gates, self._closed(batch), context=self.context)
-        metric = self.task.metric(logits, bucket)
+        length, closed = bucket.clean.shape[1], self._closed(batch)
+        context = self.context.without(len(bucket) * self.level.closed_numbers(self.model, length))
+        # The logits of a few rows at a time: those of all rows together could be larger than everything else.
+        at_once = context.fits(len(bucket) * _run_numbers(self.level, self.model, length))
+        metric = torch.cat(
+            [
+                self.task.metric(self.level.run(self.model, bucket.clean, rows, closed, context=context), bucket)
+                for rows in gates.split(at_once)
+            ]
+        )
         if not metric.isfinite().all():
             raise GatelensError(
                 f"the metric of {self.task.name} in {self.model.name} is not a finite number for all prompts: the "
@@ -185,6 +193,15 @@ class Circuits:
             return self.level.closed(self.model, self.batches[batch].corrupt, self.source, self.constants)
 
         return closed
+
+
+def circuit_numbers(level: Level[Any], model: Model, length: int) -> int:
+    """How many numbers the run of one circuit holds for one prompt: the run, its logits, and what closed gates read."""
+    return _run_numbers(level, model, length) + level.closed_numbers(model, length)
+
+
+def _run_numbers(level: Level[Any], model: Model, length: int) -> int:
+    return level.row_numbers(model, length) + 2 * int(model.hf.config.vocab_size)
 
 
 def _shuffle(order: Int[Tensor, " gate"], seed: int) -> Int[Tensor, " gate"]:

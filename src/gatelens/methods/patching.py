@@ -111,7 +111,7 @@ class _Patching:
         self.level, self.model, self.task, self.direction = level, model, task, direction
         self.sample, self.seed, self.gates, self.context = sample, seed, gates, context
         self.rows_at_once = level.rows_at_once(model)
-        self.batches = batches(task, lambda length: self.rows_at_once * level.row_numbers(model, length), context)
+        self.batches = batches(task, self._numbers, context)
         self.runs = lru_cache(maxsize=1)(self._runs)
         # Flattened gate sets, as `Scores.gate_sets` orders them.
         self.sums: list[Tensor] = []
@@ -141,6 +141,11 @@ class _Patching:
         method, is_sample = f"patching ({self.direction})", self.sample is not None or self.gates is not None
         gates = PatchedGates(means, magnitudes, self.measured, method, is_sample, errors)
         return self.level.patched(self.model, self.task, gates)
+
+    def _numbers(self, length: int) -> int:
+        """How many numbers are held for one prompt: two captured runs, and a batch of rows with its logits."""
+        row = self.level.row_numbers(self.model, length) + 2 * int(self.model.hf.config.vocab_size)
+        return 2 * self.level.closed_numbers(self.model, length) + self.rows_at_once * row
 
     def _runs(self, batch: Bucket) -> tuple[Any, Any]:
         """The run in which gates are patched, and the run that closed gates read."""

@@ -71,9 +71,10 @@ class Checkpoints:
                 raise
             last = self.last()
             state = f"The checkpoint {last} is complete" if last else "There is no earlier checkpoint"
+            reason = getattr(error, "strerror", None) or error
             raise GatelensError(
-                f"cannot write the checkpoint of step {step} to {self.folder} ({error}). {state}: free some disk space "
-                "and run the same command again to resume."
+                f"cannot write the checkpoint of step {step} to {self.folder} ({reason}). {state}: free some disk "
+                "space and run the same command again to resume."
             ) from error
 
     def path(self, step: int) -> Path:

@@ -19,6 +19,8 @@ from gatelens.runtime.journal import Journal, Progress
 
 MEMORY_GB = 4.0
 """The default memory budget of runs, in GB, besides the model itself."""
+LEAST_GB = 0.1
+"""The smallest budget for which work that does not fit is refused."""
 MEMORY_HELP = "memory budget for runs, in GB, besides the model itself"
 
 
@@ -55,6 +57,26 @@ class Context:
         if math.isinf(self.memory_gb):
             return sys.maxsize
         return max(1, int(self.memory_gb * 1e9 // (4 * max(1, numbers))))
+
+    def without(self, numbers: int) -> Context:
+        """The same context with what is left of the budget beside these float32 numbers; at least a tenth of it."""
+        return self.with_memory(max(self.memory_gb - 4e-9 * numbers, self.memory_gb / 10))
+
+    def require(self, numbers: int, what: str) -> None:
+        """Raise an error if work that cannot be cut any further does not fit into the memory budget.
+
+        Budgets below `LEAST_GB` are not enforced: the process itself takes more.
+
+        Arguments:
+            numbers: how many float32 numbers the work holds.
+            what: what it is, for the error, such as "one prompt of 4,000 tokens".
+        """
+        needed = 4e-9 * numbers
+        if needed > max(self.memory_gb, LEAST_GB):
+            raise GatelensError(
+                f"{what} needs about {needed:.1f} GB, and the memory budget is {self.memory_gb:g} GB: give a budget of "
+                f"at least {math.ceil(10 * needed) / 10:g} GB (--memory-gb), or shorter prompts."
+            )
 
     def with_memory(self, memory_gb: float) -> Context:
         """The same context with another memory budget."""

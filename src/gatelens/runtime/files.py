@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import json
 import os
 import shutil
@@ -23,13 +24,43 @@ from gatelens.runtime.inputs import parse_json, usable_path
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
+class WriteError(GatelensError, OSError):
+    """A file or folder cannot be written: the disk is full, or read-only, or belongs to somebody else.
+
+    ``strerror`` is the reason that the operating system gives.
+    """
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system about a file into a `WriteError` about this path, in one sentence."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not is_about_files(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        explained = WriteError(
+            f"cannot write to {path} ({reason}). Everything that was written before is complete: free some disk space "
+            "and run the same command again to resume, or give another folder."
+        )
+        explained.strerror = reason
+        raise explained from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden temporary file to write to. It replaces ``path`` at the end, unless there was an error."""
+    """A hidden temporary file to write to. It replaces ``path`` at the end, unless there was an error.
+
+    Every file of gatelens is written through this function, or into a folder of `write_folder`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        temporary.replace(path)
+        with writing(path):
+            yield temporary
+            temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -40,10 +71,8 @@ def make_folder(path: Path) -> None:
     usable_path(path)
     if path.exists() and not path.is_dir():
         raise GatelensError(f"{path} is a file: give a folder, or a name that does not exist yet.")
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GatelensError(f"cannot write to {path} ({error.strerror}): give another folder.") from error
 
 
 def write_folder(path: Path, write: Callable[[Path], None], *, replace: bool = False) -> None:
@@ -56,27 +85,68 @@ def write_folder(path: Path, write: Callable[[Path], None], *, replace: bool = F
         write: writes the contents into the temporary folder that it is given.
         replace: replace the folder that exists, with all its contents.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent))
     folder = temporary / path.name  # mkdtemp makes a folder that only its owner may read
     try:
-        folder.mkdir()
-        write(folder)
-        if replace and path.exists():
-            path.rename(temporary / f"{path.name}.old")
-        try:
-            folder.rename(path)
-        except OSError:
-            if not path.exists():  # otherwise another process was faster, and its folder has the same contents
-                raise
+        with writing(path):
+            folder.mkdir()
+            write(folder)
+            follow_umask(folder)
+            if replace and path.exists():
+                _exchange(folder, path)
+            else:
+                _move(folder, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _move(folder: Path, path: Path) -> None:
+    try:
+        folder.rename(path)
+    except OSError:
+        if not path.exists():  # otherwise another process was faster, and its folder has the same contents
+            raise
+
+
+def _exchange(folder: Path, path: Path) -> None:
+    """Swap two folders in one step, so that there is always one. Where the system cannot do this, in two steps."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    swap = getattr(libc, "renameat2", None)  # Linux
+    if swap is not None and swap(_HERE, os.fsencode(folder), _HERE, os.fsencode(path), _SWAP) == 0:
+        return
+    old = folder.with_name(f"{path.name}.old")
+    path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+
+
+_HERE, _SWAP = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+
+
+def follow_umask(folder: Path) -> None:
+    """Give all files in a folder the mode that the umask gives: safetensors makes files that only their owner reads."""
+    probe = folder / ".umask.tmp"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
+
+
 def remove_half_written(folder: Path) -> None:
-    """Remove the temporary files of an earlier process that was killed while it wrote."""
-    for temporary in folder.glob("*.tmp"):
-        temporary.unlink(missing_ok=True)
+    """Remove the temporary files and folders of an earlier process that was killed while it wrote."""
+    for temporary in folder.glob(".*.tmp"):
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, text: str) -> None:

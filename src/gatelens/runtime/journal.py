@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.files import is_about_files, read_json, write_json, write_tensors
+from gatelens.runtime.files import make_folder, read_json, write_json, write_tensors
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(title, done, total) after each piece or step."""
@@ -112,16 +112,8 @@ class Journal:
         """Save these tensors under this name. Tensors that were saved under it before are replaced."""
         if self.folder is None:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._path(name), tensors)
-        except (OSError, SafetensorError) as error:
-            if not is_about_files(error):
-                raise
-            raise GatelensError(
-                f"cannot write to {self.folder} ({error}). All earlier pieces are complete: free some disk space and "
-                "run the same command again to resume, or give another folder."
-            ) from error
+        make_folder(self.folder)
+        write_tensors(self._path(name), tensors)
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None

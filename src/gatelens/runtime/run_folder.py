@@ -172,7 +172,8 @@ class RunFolder:
         if self._lock is not None and self._lock.is_locked:
             self._lock.release()
             if remove and self.path is not None:
-                (self.path / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # the result is complete: a lock file that stays does no harm
+                    (self.path / LOCK).unlink(missing_ok=True)
 
 
 def refuse_other_files(folder: Path, kind: str) -> None:

@@ -21,6 +21,7 @@ from gatelens.tasks.base import CircuitTask, ResponseTask
 ENOUGH_PROMPTS = 0.7
 ENOUGH_TOKENS = 0.5
 BATCH_SIZE = 16
+BATCH_TOKENS = 4096
 
 CIRCUIT_NOTE = {
     "logit": "The score is the logit difference: the largest logit of the right answers minus the largest logit of the "
@@ -93,12 +94,13 @@ def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:
     clean, corrupt = torch.zeros(len(task)), torch.zeros(len(task))
     right = torch.zeros(len(task), dtype=torch.bool)
     predicted: dict[int, str] = {}
-    for bucket in task.buckets:
-        logits = _last_logits(model, bucket.clean)
-        clean[bucket.which] = task.metric(logits, bucket)
-        right[bucket.which] = task.correct(logits, bucket)
-        corrupt[bucket.which] = task.metric(_last_logits(model, bucket.corrupt), bucket)
-        for i, prompt_logits in zip(bucket.which.tolist(), logits, strict=True):
+    # Logits are reduced batch by batch: those of all prompts would not fit into memory.
+    for batch in (part for bucket in task.buckets for part in bucket.parts(_batch_size(bucket.clean.shape[1]))):
+        logits = _last_logits(model, batch.clean)
+        clean[batch.which] = task.metric(logits, batch)
+        right[batch.which] = task.correct(logits, batch)
+        corrupt[batch.which] = task.metric(_last_logits(model, batch.corrupt), batch)
+        for i, prompt_logits in zip(batch.which.tolist(), logits, strict=True):
             if i < show:
                 predicted[i] = _top(model.tokenizer, prompt_logits)
     share = right.float().mean().item()
@@ -141,9 +143,14 @@ def lacks_behaviour(model: str, task: str, share: float) -> str | None:
 
 
 def _last_logits(model: Runnable, tokens: Tensor) -> Tensor:
-    """Logits at the last position, (prompt, vocab) float32 on the CPU."""
-    logits = [model.hf(part.to(model.hf.device), logits_to_keep=1).logits[:, -1] for part in tokens.split(BATCH_SIZE)]
-    return torch.cat(logits).float().cpu()
+    """Logits of one batch at the last position, (prompt, vocab) float32 on the CPU."""
+    logits: Tensor = model.hf(tokens.to(model.hf.device), use_cache=False, logits_to_keep=1).logits[:, -1]
+    return logits.float().cpu()
+
+
+def _batch_size(length: int) -> int:
+    """How many prompts of this length run together."""
+    return max(1, min(BATCH_SIZE, BATCH_TOKENS // length))
 
 
 def _top(tokenizer: Any, logits: Tensor, k: int = 3) -> str:
@@ -187,12 +194,19 @@ def _response(model: Runnable, task: ResponseTask, show: int) -> Preview:
 
 def _responses(model: Runnable, task: ResponseTask) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each example, teacher-forced: the model's first choices (token,) and log-probabilities (token, vocab)."""
-    for batch in task.batches(BATCH_SIZE):
-        device = model.hf.device
-        logits = model.hf(batch.tokens.to(device), attention_mask=batch.mask.to(device)).logits
-        for i, targets, example_logits in zip(batch.which.tolist(), batch.targets, logits, strict=True):
-            before = targets.nonzero().squeeze(-1) - 1
-            log_probs = example_logits[before.to(device)].float().log_softmax(-1).cpu()
+    device = model.hf.device
+    for batch in task.batches(_batch_size(max(map(len, task.examples)))):
+        # Only the logits that predict a response token of any example are computed.
+        before = batch.targets[:, 1:]
+        used = before.any(0).nonzero()[:, 0]
+        logits = model.hf(
+            batch.tokens.to(device),
+            attention_mask=batch.mask.to(device),
+            use_cache=False,
+            logits_to_keep=used.to(device),
+        ).logits
+        for i, targets, example_logits in zip(batch.which.tolist(), before[:, used], logits, strict=True):
+            log_probs = example_logits[targets.to(device)].float().log_softmax(-1).cpu()
             yield i, log_probs.argmax(-1), log_probs
 
 

@@ -24,7 +24,7 @@ from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study.file import Study
 from gatelens.measures.areas import AreaColumns
 from gatelens.measures.counts import CountColumns
-from gatelens.runtime.files import make_folder, write_json
+from gatelens.runtime.files import make_folder, write_json, writing
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, refuse_other_files
 
@@ -83,14 +83,11 @@ class StudyFolder:
             refuse_other_files(self.out, "a study")
         for name in ("state", "cells"):
             make_folder(self.out / name)
-        try:
-            with self.lock_all():
-                path, asked = self.out / "study.json", StudyRecord.of(study)
-                if path.exists():
-                    refuse_changed(read_record(path, StudyRecord), asked, self.out, study.path)
-                write_json(path, asked.model_dump(mode="json"))
-        except OSError as error:
-            raise GatelensError(f"cannot write to {self.out} ({error.strerror}): give another folder.") from error
+        with writing(self.out), self.lock_all():
+            path, asked = self.out / "study.json", StudyRecord.of(study)
+            if path.exists():
+                refuse_changed(read_record(path, StudyRecord), asked, self.out, study.path)
+            write_json(path, asked.model_dump(mode="json"))
 
     def run_folder(self, cell: Cell) -> Path:
         """The run folder of a cell."""

@@ -88,7 +88,9 @@ def run_cell(
     except Timeout:
         return None
     except OSError as error:  # the state itself could not be written
-        reason = f"cannot write to {out}: {error.strerror or error}."
+        reason = (
+            str(error) if isinstance(error, GatelensError) else f"cannot write to {out}: {error.strerror or error}."
+        )
         return Outcome.new(
             cell.name, "failed", fingerprint=fingerprint, reason=reason, process=os.getpid(), ended=started
         )

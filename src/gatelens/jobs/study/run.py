@@ -22,6 +22,7 @@ from gatelens.jobs.study.cost import Estimate, estimates, to_do
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.summary import Summary, compare, load_circuits
 from gatelens.measures.method_comparison import method_lines
+from gatelens.runtime.files import WriteError, remove_half_written, writing
 from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.processes import n_processes
 from gatelens.runtime.settings import unknown_name
@@ -178,15 +179,18 @@ def _finish(
     """Write the summary, then the report of all cells that are done."""
     in_order = {cell.name: outcomes[cell.name] for cell in study.cells}
     summary = Summary(study, in_order, {}, folder=folder)
-    with folder.lock_all():
-        try:
+    try:
+        with writing(folder.out), folder.lock_all():
             circuits = load_circuits(study.cells, in_order, folder)
             compared = tuple(method_lines(circuits.values()))
             summary = replace(summary, comparisons=compare(study.cells, circuits), methods=compared)
             summary.write(folder.out)
             page, problems = _report(summary, folder, write_report)
-        except OSError as error:
-            page, problems = None, (f"cannot write to {folder.out}: {error.strerror or error}.",)
+            if not summary.failed:  # no process works on a cell any more
+                for place in (folder.out, folder.out / "state"):
+                    remove_half_written(place)
+    except WriteError as error:
+        page, problems = None, (str(error),)
     return replace(summary, report=page, problems=problems)
 
 

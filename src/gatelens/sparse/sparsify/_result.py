@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
+from gatelens.runtime.files import follow_umask, replace_file
 from gatelens.sparse.adapters import base_weights, write_adapter
 from gatelens.sparse.in_model import gate_values, is_sparse, make_sparse, save_sparse
 from gatelens.sparse.sparsify._student import SCALE, Student
@@ -55,13 +56,14 @@ def write_result(
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a run that was killed
     try:
         unfinished.mkdir(parents=True)
-        (unfinished / CARD).write_text(card)
+        replace_file(unfinished / CARD, card)
         if settings.weights == "lora":
             description = {"base": base_name(model), **base_weights(model.hf), "settings": settings.as_dict()}
             write_adapter(unfinished, trained, gate_values(hf), SCALE, description)
         if settings.merge or settings.weights == "full":
             save_sparse(hf, unfinished)
             model.tokenizer.save_pretrained(unfinished)
+        follow_umask(unfinished)
         (folder / CONFIG).unlink(missing_ok=True)
         for old in folder.glob("model*.safetensors*"):  # with their index: without full weights the adapter counts
             old.unlink()

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.files import write_tensors
+from gatelens.runtime.files import replace_file, write_tensors
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.sparse.recording import gate_temperature, record_open, sequence_noise
 from gatelens.sparse.sparsify._losses import Losses, losses
@@ -256,7 +256,7 @@ class Training:
             write_tensors(folder / WEIGHTS, weights)
             write_tensors(folder / OPTIMIZER, moments)
             state = {"steps": steps, "first": self.first_loss, "input_sizes": list(self.input_sizes)}
-            (folder / STATE).write_text(json.dumps({**state, **state_of(self.held, self.multiplier)}, indent=1))
+            replace_file(folder / STATE, json.dumps({**state, **state_of(self.held, self.multiplier)}, indent=1))
 
     def restore(self, folder: Path) -> int:
         """Continue from what `save` wrote, and return the number of steps done."""

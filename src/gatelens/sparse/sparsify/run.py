@@ -19,8 +19,8 @@ import copy
 import importlib.util
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.model import Model
 from gatelens.model.anatomy import describe
 from gatelens.runtime.checkpoints import Checkpoints
-from gatelens.runtime.files import is_about_files
+from gatelens.runtime.files import writing
 from gatelens.runtime.interrupts import Interrupted, finishing_steps
 from gatelens.runtime.journal import Journal
 from gatelens.runtime.precision import use_bfloat16
@@ -104,7 +104,7 @@ def sparsify(
     folder = None if out is None else Path(out)
     accelerator = _accelerator(model, settings, folder, track)
     main = bool(accelerator.is_main_process)
-    with _file_errors(folder):
+    with nullcontext() if folder is None else writing(folder):
         # 1. Everything that can be wrong with the request
         texts = _read_texts(model, text, held_out, settings)
         sharded = is_sharded(accelerator)
@@ -343,18 +343,3 @@ def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, 
         flat = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.as_dict().items()}
         accelerator.init_trackers("sparsify", config=flat)
     return accelerator
-
-
-@contextmanager
-def _file_errors(folder: Path | None) -> Iterator[None]:
-    """Turn an error of the operating system about a file into one sentence."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not is_about_files(error):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise GatelensError(
-            f"cannot write to {folder} ({reason}). Everything that was written before is complete: free some disk "
-            "space and run the same command again to resume, or give another folder."
-        ) from error

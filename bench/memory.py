@@ -1,0 +1,116 @@
+"""Peak memory of each job beside its budget (``--memory-gb``): ``python -m bench.memory``.
+
+A number is (peak of the process - memory before the job, which has the weights) / budget, and should be at most 1.2.
+Every job runs in a process of its own. The model is a random Llama of 3 layers with a vocabulary of 49,152 tokens, so
+that logits are as large as those of a real model.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.measurements import Measurement, arguments, quick, show
+from gatelens.gates import LEVELS
+from gatelens.model import Model
+from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.tokens import Pair, PairTokens
+
+BUDGET_GB, LENGTH, PROMPTS = 0.25, 24, 512
+VOCAB = 49_152
+
+
+def main() -> None:
+    if chosen := [name for name in JOBS if name in arguments()]:
+        print(measured(JOBS[chosen[0]]))
+        return
+    print(f"{PROMPTS} prompts of {LENGTH} tokens, a budget of {BUDGET_GB} GB")
+    for name in list(JOBS)[: 1 if quick() else None]:
+        command = [sys.executable, "-m", "bench.memory", name]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        show(Measurement(f"{name}: peak without weights", float(output.split()[-1]) / BUDGET_GB, "budget", most=1.2))
+
+
+def measured(job: Callable[[Model, CircuitTask], object]) -> float:
+    """How many GB a job takes beside what the process has before it."""
+    torch.set_num_threads(1)
+    model = random_llama()
+    job(model, random_task(2))  # imports, and what torch allocates once
+    task = random_task(PROMPTS)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the earlier peak
+    job(model, task)
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1e6
+
+
+def random_llama() -> Model:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from gatelens.model.anatomy import describe
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3}
+    config = LlamaConfig(vocab_size=VOCAB, num_attention_heads=6, num_key_value_heads=3, **sizes)
+    hf = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for weight in hf.parameters():
+        weight.mul_(5.0)
+    return Model("random", hf, None, describe(hf))
+
+
+def random_task(n: int) -> CircuitTask:
+    """Prompts of random tokens; the corrupt prompt differs in one token."""
+    tokens = torch.randint(10, VOCAB, (n, LENGTH), generator=torch.Generator().manual_seed(0))
+    corrupt = tokens.clone()
+    corrupt[:, 3] = 9
+    pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(n)]
+    ids = [PairTokens(clean, other, [5], [6]) for clean, other in zip(tokens.tolist(), corrupt.tolist(), strict=True)]
+    return from_tokens("random", 0, pairs, ids)
+
+
+def circuit(level: str, method: str) -> Callable[[Model, CircuitTask], object]:
+    """The job of `gatelens circuit` at a level, without what it draws."""
+
+    def run(model: Model, task: CircuitTask) -> object:
+        from gatelens.jobs.circuit import find_circuit
+        from gatelens.measures.circuit_result import CircuitSettings
+
+        few = CircuitSettings(
+            level=level, method=method, points=4, random_points=0, refine=0.0, sample=0, describe=0, memory_gb=BUDGET_GB
+        )
+        return find_circuit(model, task, few)
+
+    return run
+
+
+def roles(model: Model, task: CircuitTask) -> object:
+    """The job of `gatelens gate`."""
+    from gatelens.jobs.roles import find_roles
+    from gatelens.measures.roles_result import RolesSettings
+    from gatelens.tasks.batches import as_responses
+
+    n = len(task)
+    settings = RolesSettings(
+        seeds=2, updates=2, batch=min(64, n // 2), n=n // 2, held_out=n - n // 2, most=2, every=1, memory_gb=BUDGET_GB
+    )
+    return find_roles(model, as_responses(task), settings)
+
+
+JOBS: dict[str, Callable[[Model, CircuitTask], object]] = {
+    **{f"circuit, {level}": circuit(level, "eap") for level in LEVELS},
+    "circuit, heads by patching": circuit("heads", "patching"),
+    "gate": roles,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The memory budget: what a job allocates is cut to it, and what cannot be cut is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import VOCAB, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gatelens
+from gatelens import GatelensError
+from gatelens.gates import LEVELS
+from gatelens.jobs.circuit import find_circuit
+from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.top_k import Circuits
+from gatelens.methods.attribution import attribute
+from gatelens.model import Model
+from gatelens.runtime.context import Context
+from gatelens.tasks.preview import BATCH_SIZE, preview
+
+N = 64
+
+
+class Largest(TorchDispatchMode):
+    """Records how many numbers the largest tensor has that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        made = result if isinstance(result, (tuple, list)) else (result,)
+        sizes = [tensor.untyped_storage().nbytes() // 4 for tensor in made if isinstance(tensor, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return result
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny("llama", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lines = [
+        {"clean": f"t{i % 90 + 3} t4 t5", "corrupt": f"t{i % 90 + 3} t9 t5", "answer": " t7", "wrong": " t8"}
+        for i in range(N)
+    ]
+    path = tmp_path_factory.mktemp("task") / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_a_preview_holds_the_logits_of_one_batch(model: Model, own: Path) -> None:
+    task = gatelens.task(own, model)
+    with Largest() as largest:
+        preview(model, task)
+    weights = max(weight.numel() for weight in model.hf.parameters())
+    assert largest.numbers <= max(weights, BATCH_SIZE * VOCAB)
+
+
+def test_a_preview_of_responses_computes_their_logits_only(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"prompt": " ".join(["t3"] * 50), "response": " t4"}) + "\n")
+    widths: list[int] = []
+    hook = model.hf.lm_head.register_forward_hook(lambda _, inputs, __: widths.append(inputs[0].shape[1]))
+    try:
+        preview(model, gatelens.task(path, model))
+    finally:
+        hook.remove()
+    assert widths == [1]
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_circuits_hold_the_logits_of_as_many_rows_as_fit(name: str, model: Model, own: Path) -> None:
+    task = gatelens.task(own, model)
+    assert isinstance(task, gatelens.tasks.base.CircuitTask)
+    scores = attribute(LEVELS[name], model, task)
+    ks = [0, 1, 2, 3, 4, 5, 6, 7]
+    wide = Circuits.of(model, task, scores)
+    budget = 4e-9 * 6 * wide.level.closed_numbers(model, 3) + 4e-9 * 6 * (wide.level.row_numbers(model, 3) + 2 * VOCAB)
+    narrow = Circuits.of(model, task, scores, context=Context(memory_gb=budget))
+    assert len(narrow.batches) > 1
+    with Largest() as largest:
+        cut = torch.cat([narrow.metric(i, ks) for i in range(len(narrow.batches))], 1)
+    weights = max(weight.numel() for weight in model.hf.parameters())
+    assert largest.numbers <= max(weights, budget * 1e9 / 4)
+    torch.testing.assert_close(cut, torch.cat([wide.metric(i, ks) for i in range(len(wide.batches))], 1))
+
+
+def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
+    model = tiny("llama", max_position_embeddings=4096)
+    path = tmp_path / "mine.jsonl"
+    words = " ".join(["t3"] * 3999)
+    path.write_text(json.dumps({"clean": f"{words} t4", "corrupt": f"{words} t5", "answer": " t7", "wrong": " t8"}))
+    out = tmp_path / "out"
+    settings = CircuitSettings(level="attention", method="eap", memory_gb=2.0)
+    with pytest.raises(GatelensError, match=r"one prompt of 4,000 tokens at the level attention needs"):
+        find_circuit(model, str(path), settings, out=out)
+    assert not out.exists()
