@@ -85,11 +85,15 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         if self.path is not None:
-            if self.processes is None:
-                self._claim(self.path)
-            else:
-                with self.processes.main_first():
+            try:
+                if self.processes is None:
                     self._claim(self.path)
+                else:
+                    with self.processes.main_first():
+                        self._claim(self.path)
+            except BaseException:  # Python does not call __exit__ then
+                self._release_lock(remove=False)
+                raise
         return self
 
     def __exit__(
