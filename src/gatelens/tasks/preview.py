@@ -144,7 +144,7 @@ def lacks_behaviour(model: str, task: str, share: float) -> str | None:
 
 def _last_logits(model: Runnable, tokens: Tensor) -> Tensor:
     """Logits of one batch at the last position, (prompt, vocab) float32 on the CPU."""
-    logits: Tensor = model.hf(tokens.to(model.hf.device), use_cache=False, logits_to_keep=1).logits[:, -1]
+    logits: Tensor = model.hf(tokens.to(model.hf.device), logits_to_keep=1).logits[:, -1]
     return logits.float().cpu()
 
 
