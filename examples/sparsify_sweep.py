@@ -6,9 +6,11 @@
 Every recipe differs from the default in one thing. All share one teacher cache, so that the dense model reads a
 sequence once. The control trains the same adapters on the same tokens with all gates open: what it gains on held-out
 text is adaptation, and the rest of a recipe's difference to it is the price of sparsity. A run is a folder, so that the
-same command resumes. The table and the figure are those of `gatelens frontier`, written again after each recipe.
+same command resumes. The table and the figure are those of `gatelens frontier`, written again after each recipe, with
+the settings and the numbers of every step beside them.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from gatelens.report.frontier import frontier
 from gatelens.sparse.sparsify import SparsifySettings, sparsify
 
 TOKENS, KEYS = 100_000, 1.0
+NUMBERS = ("settings.json", "log.csv", "judged.csv")
 RECIPES: dict[str, dict[str, object]] = {
     "default": {},
     "control": {"hold": "open"},
@@ -47,6 +50,9 @@ def main(folder: Path, out: Path, tokens: int) -> None:
             cache = sweep / "teacher"
             settings = default.replace(**changes)
             sparsify(smollm2, texts, settings, run, held_out=list(HELD_OUT), teacher_cache=cache, show=True)
+        (out / name).mkdir(parents=True, exist_ok=True)
+        for file in NUMBERS:
+            shutil.copyfile(run / file, out / name / file)
         finished.append(run)
         frontier(finished, out)
 
