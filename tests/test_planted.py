@@ -28,7 +28,7 @@ from gatelens.methods.registry import methods
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import UNLIMITED
 
-WITHOUT_GRADIENTS = [name for name in ("patching", "acdc", "greedy-pruning") if name in methods()]
+WITHOUT_GRADIENTS = [name for name in ("patching", "acdc") if name in methods()]
 
 
 @pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.name)

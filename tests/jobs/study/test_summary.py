@@ -60,7 +60,7 @@ def on_page(path: Path | None) -> list[str]:
             multiplier = re.findall(r'class="number (?:strong|unclear)">(.*?)<', line)[1]
             if multiplier != "-":
                 ratio, _, interval = multiplier.partition(" (")
-                assert re.fullmatch(r".*( to .*| or more); 4 prompts\)(, no difference shown)?", interval)
+                assert re.fullmatch(r".*( to .*| or more); 4 (held-out )?prompts\)(, no difference shown)?", interval)
                 multipliers.append(f"{level} {model} {ratio}")
     return multipliers
 
