@@ -50,7 +50,7 @@
       draw(panel.plot, traces, {
         height: scaled(panels.length === 1 ? 380 : 300), margin: { l: scaled(52), r: scaled(16), t: scaled(12), b: scaled(48) },
         xaxis: { ...axis, type: log ? "log" : "linear", title: { text: `${noun} kept`, standoff: 8 }, ...(log ? { dtick: 1 } : { rangemode: "tozero" }) },
-        yaxis: { ...axis, title: { text: "explained effect", standoff: 8 }, range: limits(panel.data), tickvals: [0, 0.25, 0.5, 0.75, 1] },
+        yaxis: { ...axis, title: { text: "explained effect", standoff: 8 }, range: limits(panel.data) },
         shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.data.threshold, y1: panel.data.threshold, line: { color: soft, width: 1, dash: "dash" } }, ...markLines(panel.data, log)],
         annotations: [...ratioLabels(panel.data, log, paper), ...markLabels(panel.data, log, paper)],
       });
@@ -61,9 +61,11 @@
     }
   }
 
+  // A little beyond all lines and bands, and at least beyond 0 and 1
   function limits({ models: all }) {
-    const means = all.flatMap((model) => model.effect);
-    return [Math.max(Math.min(0, ...means) - 0.06, -1), Math.min(Math.max(1.06, ...means) + 0.06, 2.5)];
+    const values = all.flatMap((model) => [...model.low, ...model.high, ...(model.random?.effect ?? [])]);
+    const [low, high] = [Math.min(0, ...values), Math.max(1, ...values)];
+    return [low - 0.05 * (high - low), high + 0.05 * (high - low)];
   }
 
   function modelTraces(model, log) {
