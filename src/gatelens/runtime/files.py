@@ -141,7 +141,7 @@ def follow_umask(folder: Path) -> None:
 
 def remove_half_written(folder: Path) -> None:
     """Remove the temporary files and folders of an earlier process that was killed while it wrote."""
-    for temporary in folder.glob(".*.tmp"):
+    for temporary in folder.glob("*.tmp"):
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
