@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import SETTINGS, run_folder
+from sparse_smollm2 import SETTINGS, first_run_folder, run_folder
 from sparse_smollm2_text import HELD_OUT, MIXTURE
 
 import gatelens
@@ -35,6 +35,7 @@ from gatelens.tasks.base import Bucket, CircuitTask
 
 FOLDER = ADAPTERS["sparse-smollm2"]
 LOGS = Path(__file__).parents[1] / "results" / "sparse-smollm2"
+TO_ONE_KEY = LOGS / "to-one-key"  # logs of the run that the last one starts from
 TASKS = ("greater-than", "ioi", "docstring", "ioi-long")
 PROMPTS, SEED = 256, 1
 SEQUENCES, SHORT = 64, 64
@@ -46,10 +47,16 @@ def pack(run: Path) -> None:
     write_tensors(FOLDER / WEIGHTS, {name: tensor.half() for name, tensor in tensors.items()})
     description = json.loads((run / ABOUT).read_text())
     (FOLDER / ABOUT).write_text(json.dumps({**description, "base": "smollm2"}, indent=1) + "\n")
-    LOGS.mkdir(parents=True, exist_ok=True)
+    copy_logs(run, LOGS)
+    frontier([TO_ONE_KEY, LOGS], LOGS)
+
+
+def copy_logs(run: Path, folder: Path) -> None:
+    """Copy the logs of a run, if it has any: the one that another run starts from may be an adapter alone."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("log.csv", "judged.csv", "settings.json"):
-        shutil.copy(run / name, LOGS / name)
-    frontier([LOGS], LOGS)
+        if (run / name).exists():
+            shutil.copy(run / name, folder / name)
 
 
 @torch.no_grad()
@@ -90,6 +97,7 @@ def task_table(dense: Model, sparse: Model) -> str:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     run = run_folder(folder)
+    copy_logs(first_run_folder(folder), TO_ONE_KEY)
     pack(run)
     dense = gatelens.load("smollm2")
     sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)

@@ -45,11 +45,11 @@ HELD_OUT = tuple(DATA / f"{name}.txt" for name in ("wikitext2-test", "sherlock-h
 # model could learn their words by heart.
 MIXTURE: dict[str, tuple[float, float]] = {
     "wiki": (0.10, 0.5),
-    "prose": (0.34, 0.5),
+    "prose": (0.28, 0.5),
     "code": (0.06, 0.6),
-    "names": (0.12, 1.0),
-    "functions": (0.12, 0.9),
-    "twice": (0.06, 0.9),
+    "names": (0.14, 1.0),
+    "functions": (0.15, 0.9),
+    "twice": (0.07, 0.9),
     "own": (0.20, 1.0),
 }
 
@@ -87,7 +87,7 @@ PEOPLE = WORD.findall(
     """
 )
 OPENINGS = 1025  # of each kind, shuffled; the first ones are continued
-OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 16, 224  # sequences that are written together, how often, and their tokens
+OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 6, 224  # sequences that are written together, how often, and their tokens
 
 
 def write_texts(folder: Path, load: Callable[[], Model]) -> Path:
