@@ -51,12 +51,12 @@ def small(**changes: Any) -> CircuitSettings:
         # the check: scores once more, and 7 heads patched, on as many of 8 prompts as there are
         (small(sample=7, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2 + 3.5)),
         (small(n=16, sample=99, method="eap"), 16 * (2 + 2 + 6 + 3) + 16 + 8 * (2 + 2 + 5)),
-        # attention edges of 4 prompts: 40 patched in all prompts together
-        (small(level="attention", sample=40, method="eap"), 4 * (2 + 2 + 6 + 3) + 4 + 4 * (2 + 2) + 40),
+        # attention edges of 4 prompts: 40 patched in all prompts together; 4 random circuits, one of half the edges
+        (small(level="attention", sample=40, method="eap"), 4 * (2 + 2 + 6 + 4) + 4 + 4 * (2 + 2) + 40),
         # 0, 2, 4, 6, 8 and 10 heads: one more between each two at most
         (small(method="eap", refine=0.05), 4 * (2 + 2 + 6 + 5 + 3) + 4),
-        (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 3) + 4),
-        (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 9) + 7),
+        (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 4) + 4),
+        (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 10) + 7),
         # 10, 20 and 50 % of 10 heads: 1, 2 and 5
         (small(method="eap", areas="signed"), 4 * (2 + 2 + 6 + 3 + 3) + 4),
         # three circuits on all prompts, 64 without a gate, 50 additions with and without a gate
