@@ -88,6 +88,21 @@ def test_predictions_with_and_without_the_circuit(level: str, tmp_path: Path) ->
         assert (prompt.answer, prompt.wrong) == ("right", "wrong")
 
 
+def test_predictions_if_closed_gates_are_zero(tmp_path: Path) -> None:
+    model, task = tiny("llama"), random_task(1)
+    scores = gatelens.attribute_heads(model, task)
+    circuit = scores.circuit(2)
+    save_example(model, task, tmp_path, circuit, "zero")
+    [prompt] = load_prompts(tmp_path)
+    tokens, answer = task.buckets[0].clean[:1], int(task.answer_ids[0, 0])
+    with torch.no_grad(), model.ablate(circuit, "zero"):
+        without = model.hf(tokens).logits[0, -1].softmax(-1)
+    with torch.no_grad(), model.keep(circuit, "zero"):
+        alone = model.hf(tokens).logits[0, -1].softmax(-1)
+    assert prompt.parts[1].probability == pytest.approx(float(alone[answer]), rel=1e-3)
+    assert prompt.parts[2].probability == pytest.approx(float(without[answer]), rel=1e-3)
+
+
 def test_long_prompts_are_left_out(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = random_task(2, lengths=(4, 9))
     small = model.n_layers * model.n_heads * 4**2 * 3

@@ -281,6 +281,19 @@ class TestViews:
             assert shown[0][:2] == [TOKENS[-1], TOKENS[best]]
             assert shown[0][2] == pytest.approx(float(last[best]), abs=1e-3)
 
+    @pytest.mark.parametrize(("source", "reason"), [("mean", "read the source mean"), ("corrupt", "earlier version")])
+    def test_why_a_run_has_no_probabilities(self, source: str, reason: str, tmp_path: Path) -> None:
+        folder = circuit_run(tmp_path / "run")
+        for name, change in (("result.json", {"source": source}), ("example.json", {"parts": []})):
+            record = json.loads((folder / name).read_text())
+            (record["settings"] if name == "result.json" else record["prompts"][0]).update(change)
+            (folder / name).write_text(json.dumps(record))
+        [view], _ = attention_views(summarise(read_runs([folder]).circuits))
+        [sentence] = view["without"]
+        assert sentence.startswith("edges, eap: ")
+        assert reason in sentence
+        assert view["prompts"][0]["predictions"] == []
+
     def test_patterns_are_the_attention(self, pair: Path) -> None:
         runs = read_runs([pair]).circuits
         views, patterns = attention_views(summarise(runs))
@@ -418,6 +431,12 @@ class TestWriting:
         with pytest.raises(GatelensError, match="is not a report of gatelens"):
             write_report([pair], other)
         assert (other / "chapter.txt").read_text() == "mine"
+
+    def test_the_figures_are_announced_before_they_are_drawn(self, pair: Path, tmp_path: Path) -> None:
+        announced: list[tuple[int, int, bool]] = []
+        out = tmp_path / "report"
+        report = write_report([pair], out, announce=lambda *numbers: announced.append((*numbers, out.exists())))
+        assert announced == [(2, report.figures, False)]
 
     def test_nothing_to_report_writes_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()

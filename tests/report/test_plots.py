@@ -18,7 +18,18 @@ from text_boxes import faults
 from toys import planted, planted_task, random_task
 
 import gatelens
-from gatelens import CircuitSettings, CurveSettings, GatelensError, HeadRoles
+from gatelens import (
+    CircuitSettings,
+    ContrastResult,
+    CurveSettings,
+    GatelensError,
+    HeadRoles,
+    HeldOutRelation,
+    RelationsResult,
+    RelationsSettings,
+    TwoTaskSettings,
+)
+from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.measures.counts import Interval, Multiplier, Sample
 from gatelens.measures.curves import Curve
 from gatelens.runtime.shown import Shown, html_table
@@ -60,7 +71,26 @@ def results() -> dict[str, Any]:
         "roles": roles.roles,
         "roles result": roles,
         "ablation": roles.curves[0],
+        "contrast result": ContrastResult("tiny", "keep <b>", "lose", TwoTaskSettings(), contrast(), 1.0),
+        "relations result": RelationsResult(
+            "tiny",
+            RelationsSettings(seeds=2),
+            [
+                HeldOutRelation(relation, *ways, contrast())
+                for ways in (("examples", "instruction"), ("instruction", "examples"))
+                for relation in ("antonym", "capital")
+            ],
+            1.0,
+        ),
     }
+
+
+def contrast() -> Contrast:
+    """Two seeds of two layers of two heads."""
+    gates = torch.tensor([[[1.0, 0.0], [0.25, 0.5]], [[0.5, 0.0], [0.75, 0.5]]])
+    keep, lose = torch.tensor([-1.0, -2.0]), torch.tensor([-8.0, -9.0])
+    accuracy = ContrastAccuracy(torch.tensor([0.75, 1.0]), torch.tensor([0.0, 0.25]), 0.875, 0.625)
+    return Contrast(gates, torch.zeros(3, 2), keep, lose, -1.25, -2.5, accuracy)
 
 
 RESULTS = results()
@@ -111,6 +141,31 @@ def test_the_numbers_in_the_tables() -> None:
     assert line.get_ydata().tolist() == pytest.approx(curve.effect[curve.kept > 0].tolist())
 
 
+def test_the_numbers_of_contrastive_gates() -> None:
+    result: ContrastResult = RESULTS["contrast result"]
+    assert result.records() == [
+        {"head": "L0H0", "gate": 0.75, "lowest": 0.5, "highest": 1.0},
+        {"head": "L1H0", "gate": 0.5, "lowest": 0.25, "highest": 0.75},
+        {"head": "L1H1", "gate": 0.5, "lowest": 0.5, "highest": 0.5},
+        {"head": "L0H1", "gate": 0.0, "lowest": 0.0, "highest": 0.0},
+    ]
+    assert result.headline() == "keep keep <b> (log p -1.25 -> -1.50), lose lose (log p -2.50 -> -8.50) in tiny"
+    assert "<b>" not in result._repr_html_()
+    assert result.plot().axes[0].images[0].get_array().tolist() == [[0.75, 0.0], [0.5, 0.5]]
+
+
+def test_one_way_of_asking() -> None:
+    result: RelationsResult = RESULTS["relations result"]
+    kept, lost = result.records()[:2]
+    assert (kept["role"], kept["asked by"], kept["accuracy"], kept["lowest"]) == ("keep", "examples", 0.875, 0.75)
+    assert (lost["role"], lost["asked by"], lost["accuracy"], lost["highest"]) == ("lose", "instruction", 0.125, 0.25)
+    [axis] = result.plot(keep="instruction").axes
+    assert axis.get_title().split() == ["keep", "instruction,", "lose", "examples"]
+    assert len(result.plot().axes) == 2
+    with pytest.raises(GatelensError, match="the ways are examples, instruction"):
+        result.plot(keep="song")
+
+
 def test_one_kind_of_role() -> None:
     roles: HeadRoles = RESULTS["roles"]
     image = roles.plot(kind="interference").axes[0].images[0].get_array()
@@ -147,4 +202,4 @@ def test_every_shown_class_has_a_figure() -> None:
         for cls in all_classes(Shown)
         if cls.__module__.startswith("gatelens.") and not getattr(cls, "__abstractmethods__", None)
     ]
-    assert {cls.__name__ for cls in concrete if cls not in drawn} <= {"SharedScores", "ContrastResult"}
+    assert {cls.__name__ for cls in concrete if cls not in drawn} <= {"SharedScores"}

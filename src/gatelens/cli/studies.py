@@ -10,6 +10,9 @@ import typer
 
 from gatelens.cli.app import command
 
+_SECONDS_PER_FIGURE = 0.5
+_LONG_REPORT = 5.0  # seconds; a shorter report is not announced
+
 
 @command("study")
 def study(
@@ -79,8 +82,17 @@ def report(
 
     chosen_formats = [name.strip() for name in formats.split(",") if name.strip()]
     default = folders[0].parent / ("report.html" if single_file else "report")
-    written = write_report(folders, out or default, chosen_formats, single_file=single_file)
+    written = write_report(folders, out or default, chosen_formats, single_file=single_file, announce=_announce_report)
     for problem in written.problems:
         print(f"gatelens: {problem}", file=sys.stderr)
     runs = f"{len(written.runs)} run{'s' * (len(written.runs) != 1)}"
     print(f"{runs} and {written.figures} figures in {written.path}")
+
+
+def _announce_report(runs: int, figures: int) -> None:
+    """Say what a long report will contain and how long it takes."""
+    from gatelens.jobs.cost import duration
+
+    seconds = _SECONDS_PER_FIGURE * figures
+    if seconds >= _LONG_REPORT:
+        print(f"cost: {runs} run{'s' * (runs != 1)}, {figures} figures, about {duration(seconds)}")

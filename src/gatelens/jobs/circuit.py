@@ -17,7 +17,7 @@ from gatelens.measures.circuit_tests import CircuitTests, check_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.describe import best_heads, describe
 from gatelens.measures.effect import measure_curve, with_areas
-from gatelens.measures.example import save_example
+from gatelens.measures.example import PROMPT_SOURCES, save_example
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.stability import Stability, measure_stability
@@ -123,8 +123,8 @@ def find_circuit(
         # 6. The files, the summary last.
         if run.path is not None:
             record = save_circuit(result, model, run.path)
-            # Single prompts have a corrupt run, and no mean over prompts.
-            save_example(model, tasks[0], run.path, result.circuit() if settings.source == "corrupt" else None)
+            circuit = result.circuit() if settings.source in PROMPT_SOURCES else None
+            save_example(model, tasks[0], run.path, circuit, settings.source)
             if settings.source == "optimal":
                 _save_constants(circuits, run.path)
             run.finish(record.model_dump(mode="json"))

@@ -26,6 +26,7 @@ from gatelens.runtime.processes import is_main
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
+from gatelens.runtime.shown import Shown
 
 _TENSORS = "contrast.safetensors"
 
@@ -42,8 +43,8 @@ class TwoTaskSettings(ContrastSettings):
     }
 
 
-@dataclass(frozen=True, eq=False)
-class ContrastResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class ContrastResult(Shown):
     """Contrastive gates of two tasks.
 
     Arguments:
@@ -59,6 +60,23 @@ class ContrastResult:
     settings: TwoTaskSettings
     contrast: Contrast
     seconds: float
+
+    drawn_by = "gatelens.report.plots:plot_contrast_result"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The gate of every head, mean over seeds and range; the most open gates come first."""
+        heads = [
+            {"head": str(head), "gate": mean, "lowest": min(of_seeds), "highest": max(of_seeds)}
+            for head, mean, *of_seeds in _gate_records(self.contrast.gates)
+        ]
+        return sorted(heads, key=lambda record: -record["gate"])
+
+    def headline(self) -> str:
+        contrast = self.contrast
+        return (
+            f"keep {self.keep} (log p {contrast.keep_open:+.2f} -> {contrast.keep.mean():+.2f}), "
+            f"lose {self.lose} (log p {contrast.lose_open:+.2f} -> {contrast.lose.mean():+.2f}) in {self.model}"
+        )
 
 
 class ContrastRecord(Record):

@@ -12,6 +12,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates.attention_runs import attention_patterns
 from gatelens.gates.circuit import Circuit
+from gatelens.gates.level import Source
 from gatelens.gates.runs import capture
 from gatelens.model import Model
 from gatelens.runtime.files import read_tensors, write_json, write_tensors
@@ -21,6 +22,8 @@ from gatelens.runtime.settings import Settings
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
 
+PROMPT_SOURCES = ("corrupt", "zero")
+"""What closed gates may read if a circuit predicts after one prompt. Means and constants belong to many prompts."""
 _N_PROMPTS = 2
 _MAX_BYTES = 16_000_000  # of all attention that is saved for a run
 _RECORD, _TENSORS = "example.json", "example.safetensors"
@@ -71,13 +74,19 @@ class ExamplePrompt:
         return self.record.answer
 
 
-def save_example(model: Model, task: CircuitTask, folder: Path, circuit: Circuit | None = None) -> None:
+def save_example(
+    model: Model, task: CircuitTask, folder: Path, circuit: Circuit | None = None, source: Source = "corrupt"
+) -> None:
     """Save the first prompts of a task with their attention, and what a circuit predicts after them.
 
-    Cost: 2 forwards for each prompt that is saved, and 3 circuits on it. Closed gates read the corrupt run.
+    Cost: 2 forwards for each prompt that is saved, and 3 circuits on it.
 
     Attention grows with the square of the prompt's length. Prompts that would need more than 16 MB in total are left
     out, and ``example.json`` says so.
+
+    Arguments:
+        circuit: the circuit that predicts; by default no predictions are saved.
+        source: what closed gates read, one of `PROMPT_SOURCES`.
     """
     first_prompts = _first_prompts(task)
     tensors: dict[str, Tensor] = {}
@@ -101,7 +110,7 @@ def save_example(model: Model, task: CircuitTask, folder: Path, circuit: Circuit
             probability=float(probability),
             wrong=next(iter(pair.wrong), None),
         )
-        prompts.append(prompt if circuit is None else _explained(prompt, circuit, model, task, number))
+        prompts.append(prompt if circuit is None else _explained(prompt, circuit, model, task, number, source))
     missing = f"attention left out: it would need more than {_MAX_BYTES:,} bytes"
     note = None if len(prompts) == len(first_prompts) else missing
     write_tensors(folder / _TENSORS, tensors)
@@ -132,9 +141,11 @@ def load_prompts(folder: str | Path) -> tuple[PromptRecord, ...]:
     return read_record(path, ExampleRecord).prompts if path.exists() else ()
 
 
-def _explained(record: PromptRecord, circuit: Circuit, model: Model, task: CircuitTask, number: int) -> PromptRecord:
+def _explained(
+    record: PromptRecord, circuit: Circuit, model: Model, task: CircuitTask, number: int, source: Source
+) -> PromptRecord:
     """The prompt with what the circuit predicts after it."""
-    explanation = circuit.explain(model, task, number)
+    explanation = circuit.explain(model, task, number, source=source)
     parts = tuple(PartRecord(**vars(part)) for part in explanation.parts)
     return record.replace(size=explanation.size if circuit.level.shared else None, parts=parts)
 

@@ -23,9 +23,11 @@ from gatelens.runtime.processes import is_main
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION, Settings
+from gatelens.runtime.shown import Shown
 
 _TENSORS = "relations.safetensors"
 _BY_SEED = ("gates", "losses", "keep", "lose")
+_COLUMNS = ("held out", "keep", "lose", "asked by", "role", "accuracy", "lowest", "highest", "all gates open")
 
 
 class RelationsSettings(ContrastLossSettings):
@@ -67,8 +69,8 @@ class HeldOutRelation:
         return self.contrast.accuracy
 
 
-@dataclass(frozen=True, eq=False)
-class RelationsResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationsResult(Shown):
     """Contrastive gates for each way of asking and each relation that was held out.
 
     Arguments:
@@ -81,6 +83,16 @@ class RelationsResult:
     settings: RelationsSettings
     fits: list[HeldOutRelation]
     seconds: float
+
+    drawn_by = "gatelens.report.plots:plot_relations_result"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The accuracies of every fit in the way that is kept and in the way that is lost, with their range."""
+        return [dict(zip(_COLUMNS, line, strict=True)) for line in _records(self)]
+
+    def headline(self) -> str:
+        seeds = self.settings.seeds
+        return f"accuracy on relations that were held out in {self.model}, mean over {seeds} seed{'s' * (seeds > 1)}"
 
 
 class FitRecord(Settings):
@@ -121,8 +133,7 @@ def save_relations(result: RelationsResult, run: RunFolder) -> None:
                 }.items()
             },
         )
-        header = ["held out", "keep", "lose", "asked by", "role", "accuracy", "lowest", "highest", "all gates open"]
-        write_csv(run.path / "relations.csv", header, _records(result))
+        write_csv(run.path / "relations.csv", _COLUMNS, _records(result))
     record = RelationsRecord(
         schema_version=SCHEMA_VERSION,
         model=result.model,

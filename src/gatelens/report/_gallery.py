@@ -24,7 +24,7 @@ from gatelens.report._plans import (
     training_plan,
 )
 from gatelens.report._runs import Runs
-from gatelens.report._summary import Group
+from gatelens.report._summary import Group, summarise
 from gatelens.report.figures import save_figure
 from gatelens.report.figures._training import has_keys
 from gatelens.runtime.files import write_csv
@@ -67,6 +67,11 @@ def draw_pictures(
         except Exception as error:  # a run with odd numbers can raise errors of any type: the others are drawn
             problems.append(f"cannot draw the figure '{plan.title}': {shortened(' '.join(str(error).split()))}")
     return pictures, problems
+
+
+def count_pictures(runs: Runs) -> int:
+    """How many figures these runs have; nothing is drawn."""
+    return sum(1 for _ in _plans(runs, summarise(runs.circuits)))
 
 
 def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:

@@ -20,7 +20,7 @@ from gatelens.errors import GatelensError, shortened
 from gatelens.report._bundle import FolderBundle, SingleFileBundle
 from gatelens.report._counts import count_columns, heading, lead
 from gatelens.report._describe import describe, models_with_shared_inputs, place
-from gatelens.report._gallery import draw_pictures
+from gatelens.report._gallery import count_pictures, draw_pictures
 from gatelens.report._plans import titles
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import Run, Runs
@@ -61,12 +61,17 @@ class Report:
 
 
 def write_report(
-    folders: Sequence[str | Path], out: str | Path, formats: Sequence[str] = FORMATS, *, single_file: bool = False
+    folders: Sequence[str | Path],
+    out: str | Path,
+    formats: Sequence[str] = FORMATS,
+    *,
+    single_file: bool = False,
+    announce: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a page with the figures and interactive views of saved runs. No model is loaded.
 
     A run that cannot be read becomes one of the problems, and the others are shown. If no run can be read, an error is
-    raised. Cost: about half a second per figure.
+    raised. Cost: about half a second for each figure.
 
     Arguments:
         folders: run folders, or folders that contain run folders at any depth.
@@ -74,6 +79,7 @@ def write_report(
             refused.
         formats: the formats of the figures besides PNG, which the page shows: ``svg``, ``pdf``.
         single_file: write one HTML file that contains everything.
+        announce: is called before the figures are drawn, with the number of runs and of figures.
 
     Example:
         >>> gatelens.write_report(["runs/ioi-dense", "runs/ioi-sparse"], "report").path
@@ -91,6 +97,8 @@ def write_report(
     if not runs.all:
         raise GatelensError(f"there is nothing to report. {' '.join(runs.problems)}")
     with_png = tuple(dict.fromkeys(("png", *formats)))
+    if announce is not None:
+        announce(len(runs.all), count_pictures(runs))
     try:
         if single_file:
             with tempfile.TemporaryDirectory() as temporary:

@@ -15,19 +15,23 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from torch import Tensor
 
+from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS
 from gatelens.gates.circuit import Circuit, Explanation
 from gatelens.gates.level import Scores
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.ablation import AblationCurve
 from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.counts import Multiplier
 from gatelens.measures.curves import Curve
 from gatelens.measures.head_attention import HeadAttention
 from gatelens.measures.head_table import HeadTable
+from gatelens.measures.relations_result import RelationsResult
 from gatelens.measures.roles_result import RolesResult
-from gatelens.report.figures import circuit_figure, head_maps
+from gatelens.report.figures import circuit_figure, head_maps, relations_figure
 from gatelens.report.figures._attention_maps import draw_attention, label_tokens, mark_open
+from gatelens.report.figures._relations import draw_relations, panel_width
 from gatelens.report.figures._roles import draw_ablation, map_colours
 from gatelens.report.figures._style import BLUE, GREY, ORANGE, RED, THIN, NotebookFigure, styled
 from gatelens.report.figures._text import shown, shown_token, task_title, wrapped
@@ -192,6 +196,32 @@ def plot_roles_result(result: RolesResult, ax: Ax = None) -> Any:
         xlabel="ablated heads", ylabel="change in log-probability", title=f"{task_title(result.task)} in {result.model}"
     )
     axis.legend(loc="best")
+    return figure
+
+
+@styled
+def plot_contrast_result(result: ContrastResult, ax: Ax = None, *, title: str = "") -> Any:
+    """The gates of all heads as a heat map, mean over seeds."""
+    title = title or f"keep {result.keep}, lose {result.lose}, in {result.model}"
+    return _head_map(result.contrast.gates.mean(0), ax, title, "mean gate")
+
+
+@styled
+def plot_relations_result(result: RelationsResult, ax: Ax = None, *, keep: str = "") -> Any:
+    """Accuracy on each relation that was held out; `relations_figure` describes it.
+
+    Arguments:
+        keep: the way of asking that is kept, for one panel; by default all ways, and on one axis the first.
+    """
+    if ax is None and not keep:
+        return relations_figure(result)
+    ways = list(dict.fromkeys(fit.keep for fit in result.fits))
+    if (keep := keep or next(iter(ways), "")) not in ways:
+        raise GatelensError(f"no fit keeps the way '{keep}': the ways are {', '.join(ways) or 'none'}.")
+    fits = [fit for fit in result.fits if fit.keep == keep]
+    figure, axis = axis_of(ax, 1.2 + panel_width(fits), 2.9)
+    draw_relations(axis, fits)
+    axis.set_ylabel("response tokens predicted")
     return figure
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from gatelens.gates import LEVELS
-from gatelens.measures.example import ExamplePrompt
+from gatelens.measures.example import PROMPT_SOURCES, ExamplePrompt
 from gatelens.model.components import Component
-from gatelens.report._summary import Group
+from gatelens.report._summary import Entry, Group
 
 _STEPS = 65535  # an attention weight is sent to the page as a whole number of 1/65535
 _PAIRS = 3  # pairs of tokens of each head, for the last token and for all others
@@ -37,7 +37,7 @@ def attention_views(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list
                 continue
             key = (group.task, entry.label, "\n".join("\t".join(prompt.tokens) for prompt in prompts))
             if key in seen:
-                _add_predictions(seen[key], group, prompts)
+                _add_predictions(seen[key], group, entry, prompts)
                 continue
             layers, heads = prompts[0].attention.shape[:2]
             seen[key] = {
@@ -46,6 +46,7 @@ def attention_views(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list
                 "layers": layers,
                 "heads": heads,
                 "sparse": entry.result.sparse,
+                "without": [],  # why runs have no predictions
                 "prompts": [
                     {
                         "tokens": prompt.tokens,
@@ -56,7 +57,7 @@ def attention_views(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list
                     for prompt in prompts
                 ],
             }
-            _add_predictions(seen[key], group, prompts)
+            _add_predictions(seen[key], group, entry, prompts)
             views.append(seen[key])
             patterns.append([_pattern(prompt) for prompt in prompts])
     return views, patterns
@@ -89,9 +90,14 @@ def strongest_pairs(prompts: Sequence[ExamplePrompt], name: str) -> list[list[An
     ]
 
 
-def _add_predictions(view: dict[str, Any], group: Group, prompts: Sequence[ExamplePrompt]) -> None:
-    """Add what the model predicts with the group's circuit alone and without it; with everything, once."""
+def _add_predictions(view: dict[str, Any], group: Group, entry: Entry, prompts: Sequence[ExamplePrompt]) -> None:
+    """Add what the model predicts with the group's circuit alone and without it; with everything, once.
+
+    If the run has no predictions, the reason is added instead.
+    """
     noun = LEVELS[group.level].noun
+    if not any(prompt.record.parts for prompt in prompts):
+        view["without"].append(f"{noun}, {group.method}: {_why_no_predictions(entry.result.settings.source)}")
     for shown, prompt in zip(view["prompts"], prompts, strict=True):
         size = noun if prompt.record.size is None else f"{prompt.record.size:,} {noun}"
         for part in prompt.record.parts:
@@ -100,6 +106,15 @@ def _add_predictions(view: dict[str, Any], group: Group, prompts: Sequence[Examp
                 continue
             name = part.part if is_everything else f"{part.part}: {size}, {group.method}"
             shown["predictions"].append({**part.model_dump(mode="json"), "part": name})
+
+
+def _why_no_predictions(source: str) -> str:
+    if source in PROMPT_SOURCES:
+        return "this run was saved by an earlier version, without the probabilities of answers."
+    return (
+        f"no probabilities of answers, because closed gates read the source {source}, which is made from many prompts "
+        f"and not for one; a run with the source {' or '.join(PROMPT_SOURCES)} has them."
+    )
 
 
 def _pattern(prompt: ExamplePrompt) -> dict[str, str | None]:

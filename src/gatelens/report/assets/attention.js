@@ -62,7 +62,8 @@
     const answers = [make("span", {}, "Right answer: "), make("code", { className: "right" }, token(answer))];
     if (wrong !== null) answers.push(make("span", {}, ", wrong: "), make("code", { className: "wrong" }, token(wrong)));
     find("attention-answers").replaceChildren(...answers);
-    find("attention-predictions").replaceChildren(...(predictions.length ? [predictionTable(predictions)] : []));
+    const reasons = view().without.map((reason) => make("p", { className: "note" }, reason));
+    find("attention-predictions").replaceChildren(...(predictions.length ? [predictionTable(predictions)] : []), ...reasons);
   }
 
   function predictionTable(predictions) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,17 +28,12 @@ def relations_figure(result: RelationsResult) -> Figure:
     by_way: dict[str, list[HeldOutRelation]] = {}
     for fit in result.fits:
         by_way.setdefault(fit.keep, []).append(fit)
-    n_relations = max(map(len, by_way.values()))
-    figure = NotebookFigure(figsize=(1.2 + (0.6 + 0.5 * n_relations) * len(by_way), 2.9), layout="constrained")
+    width = max(map(panel_width, by_way.values()))
+    figure = NotebookFigure(figsize=(1.2 + width * len(by_way), 2.9), layout="constrained")
     figure.suptitle(wrapped(shown(f"{result.model}: accuracy on the relation that was held out"), 6.5, size=10))
     axes = panel_axes(figure, len(by_way), sharey=True)
-    for axis, (keep, fits) in zip(axes, by_way.items(), strict=True):
-        axis.set_title(f"keep {shown(keep)}, lose {shown(fits[0].lose)}")
-        axis.set_xticks(range(len(fits)), [shown(fit.relation) for fit in fits], rotation=35, ha="right")
-        axis.set_ylim(-0.03, 1.03)
-        axis.grid(axis="y")
-        for place, fit in enumerate(fits):
-            _draw(axis, place, fit)
+    for axis, fits in zip(axes, by_way.values(), strict=True):
+        draw_relations(axis, fits)
     axes[0].set_ylabel("response tokens predicted")
     handles = [
         Line2D([], [], color=BLUE, marker="o", markersize=4, label="way that is kept"),
@@ -45,6 +42,21 @@ def relations_figure(result: RelationsResult) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
+
+
+def panel_width(fits: Sequence[HeldOutRelation]) -> float:
+    """The width in inches of a panel with these fits."""
+    return max(1.8, 0.6 + 0.5 * len(fits))
+
+
+def draw_relations(axis: Axes, fits: Sequence[HeldOutRelation]) -> None:
+    """One panel: the fits that keep the same way of asking."""
+    axis.set_title(wrapped(shown(f"keep {fits[0].keep}, lose {fits[0].lose}"), panel_width(fits) - 0.2))
+    axis.set_xticks(range(len(fits)), [shown(fit.relation) for fit in fits], rotation=35, ha="right")
+    axis.set_ylim(-0.03, 1.03)
+    axis.grid(axis="y")
+    for place, fit in enumerate(fits):
+        _draw(axis, place, fit)
 
 
 def _draw(axis: Axes, place: int, fit: HeldOutRelation) -> None:
