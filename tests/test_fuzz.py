@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz.harness import attempt, check
 from fuzz.targets import TARGETS, Target
 
-INPUTS = 300
+INPUTS = 120
 
 
 @pytest.mark.parametrize("kind", TARGETS)

@@ -71,6 +71,13 @@ def test_settings_and_commands_are_those_of_the_code(site: Path) -> None:
         assert f"<code>{name}</code>" in commands
 
 
+def test_arguments_that_are_described_together_have_their_types(site: Path) -> None:
+    page = (site / "reference" / "python" / "sparse.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.DOTALL)
+    for name in ("q", "k", "v"):
+        assert any(f"<code>{name}</code>" in row and "Tensor" in row and "kv_head" in row for row in rows), name
+
+
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     for name in gatelens.__all__:

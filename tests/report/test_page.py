@@ -386,6 +386,7 @@ class TestFiles:
         allowed = " ".join(f"'sha256-{value}'" for value in hashes)
         assert f"script-src {allowed};" in policy
         markup = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+        assert markup.count("Permission is hereby granted") == 2  # dagre and graphlib
         assert all(name.startswith(("data:", "#")) for name in re.findall(r'(?:src|href)="([^"]+)"', markup))
         write_report([tmp_path / "run"], out, single_file=True)  # an earlier report is replaced
         out.write_text("my thesis")
@@ -394,15 +395,29 @@ class TestFiles:
         with pytest.raises(GatelensError, match="is a folder: give the name of a file"):
             write_report([tmp_path / "run"], tmp_path, single_file=True)
 
-    def test_vendored_scripts_are_listed_with_their_licences(self) -> None:
+    def test_scripts_of_others_are_listed_with_their_licences(self) -> None:
+        """The list is a CycloneDX SBOM. All scripts are under the MIT licence, whose text is beside them or in them."""
         folder = Path(gatelens.report.page.__file__).parent / "assets" / "vendor"
-        files = json.loads((folder / "VENDORED.json").read_text())["files"]
-        assert {entry["file"] for entry in files} == {path.name for path in folder.glob("*.js")}
-        for entry in files:
-            assert hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
-            for package in entry["packages"]:
-                assert package["purl"].startswith("pkg:npm/")
-                assert "Permission is hereby granted" in (folder / package["licence_file"]).read_text()
+        sbom = json.loads((folder / "sbom.cdx.json").read_text())
+        assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+        files = [component for component in sbom["components"] if component["type"] == "file"]
+        assert {file["name"] for file in files} == {path.name for path in folder.glob("*.js")}
+        packages = [component for component in sbom["components"] if component["type"] == "library"]
+        for file in files:
+            assert file["hashes"] == [
+                {"alg": "SHA-256", "content": hashlib.sha256((folder / file["name"]).read_bytes()).hexdigest()}
+            ]
+            for package in file["components"]:
+                [licence] = [link["url"] for link in package["externalReferences"] if link["type"] == "license"]
+                assert "Permission is hereby granted" in (folder / licence).read_text()
+                packages.append(package)
+        assert {package["name"] for package in packages} == {"dagre", "graphlib", "plotly.js"}
+        assert all(package["licenses"] == [{"license": {"id": "MIT"}}] for package in packages)
+        assert all(package["purl"].startswith("pkg:npm/") for package in packages)
+        known = {sbom["metadata"]["component"]["bom-ref"], *(package["bom-ref"] for package in packages)}
+        for entry in sbom["dependencies"]:
+            assert {entry["ref"], *entry["dependsOn"]} <= known
+        assert "Licensed under the MIT license" in gatelens.report.page._plotly().read_text(encoding="utf-8")[:500]
 
     def test_scripts_cannot_be_left(self) -> None:
         text = as_script({"a": "</script><!-- & \u2028 ü"})

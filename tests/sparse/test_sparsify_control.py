@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ def test_the_dense_control(base: Model, text: Path, tmp_path: Path, gate: Any, w
     torch.testing.assert_close(logits(again.hf), logits(dense), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits(control.hf), logits(dense), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(logits(dense), logits(base.hf), atol=1e-3)
+
+
+def test_the_control_of_the_published_recipe(base: Model, text: Path, tmp_path: Path) -> None:
+    """The bias of that recipe falls to 0, which would close gates."""
+    settings = SparsifySettings.preset("published", steps=2, hold="open", bias_steps=1, **FAST)
+    sparsify(base, text, settings, out=tmp_path / "run")
+    assert log_of(tmp_path / "run", "open") == [1.0, 1.0]
+
+
+def test_a_control_does_not_start_from_gates(base: Model, text: Path, tmp_path: Path) -> None:
+    sparsify(base, text, SparsifySettings(steps=1, merge=False, **FAST), out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(GatelensError, match="gates than are trained here"):
+        sparsify(base, text, SparsifySettings(steps=1, hold="open", **FAST), start=tmp_path / "run")
 
 
 def test_a_control_is_plain_fine_tuning(base: Model, text: Path) -> None:

@@ -364,7 +364,7 @@ def test_tensorboard_needs_a_folder(base: Model, text: Path) -> None:
         ({"bias": float("nan")}, "bias is nan: it must be a finite number"),
         ({"target": float("inf")}, "target is inf: it must be a finite number"),
         ({"learning_rate": float("nan")}, "learning_rate is nan: it must be a finite number"),
-        ({"most_loss": 0.2, "hold": "loss"}, "most_loss is 0.2: it must be unset if the loss is held"),
+        ({"most_loss": 0.2, "hold": "loss"}, "most_loss is 0.2: it must be unset unless hold is 'keys'"),
     ],
 )
 def test_settings_are_checked(changes: Any, says: str) -> None:

@@ -212,5 +212,8 @@ def test_a_cache_implies_its_size(text: Path, tmp_path: Path) -> None:
     exact, cached, all_tokens = (log_of(tmp_path / name, "kl")[0] for name in ("exact", "cached", "whole"))
     assert all_tokens == pytest.approx(exact, rel=1e-4)
     assert 0 < cached < exact
+    more = settings.replace(teacher_top=VOCAB + 1)  # there are not more
+    sparsify(model, text, more, out=tmp_path / "more", teacher_cache=tmp_path / "all")
+    assert log_of(tmp_path / "more", "kl")[0] == all_tokens
     with pytest.raises(GatelensError, match="another teacher_top"):
         sparsify(model, text, settings, out=tmp_path / "cached")

@@ -88,7 +88,7 @@ def main() -> None:
     interrupt_on_sigterm()
     try:
         app = make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
-        code = app(sys.argv[1:] or ["--help"], prog_name="gatelens", standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="gatelens", standalone_mode=False) or 0
     except GatelensError as error:
         print(f"gatelens: {error}", file=sys.stderr)
         code = 2

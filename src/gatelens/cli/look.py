@@ -34,7 +34,8 @@ def demo(
     known, console = demo_tasks(), Console()
     tasks = [] if every else task or known[:1]
     shown = ", ".join(tasks or known)
-    console.print(f"Which heads of SmolLM2 do {shown}, what do they do, and how many does its sparse version need?")
+    question = f"Which heads of SmolLM2 do {shown}, what do they do, and how many does its sparse version need?"
+    console.print(question, markup=False)
     summary = run_demo(tasks, out, console=console, write_report=write_report)
     circuits = summary.circuits()
     for circuit in circuits:
@@ -47,7 +48,8 @@ def demo(
     for problem in (*summary.failures(), *summary.problems):
         console.print(problem, markup=False, soft_wrap=True)
     if summary.report is not None:
-        console.print(f"The page with the figures, the circuits and the attention: {summary.report}", soft_wrap=True)
+        page = f"The page with the figures, the circuits and the attention: {summary.report}"
+        console.print(page, markup=False, soft_wrap=True)
     if not every:
         console.print(f"All tasks ({', '.join(known)}): `gatelens demo --all`.", soft_wrap=True)
     if summary.failed:

@@ -45,11 +45,12 @@ class FolderBundle:
 
 @dataclass(frozen=True)
 class SingleFileBundle:
-    """A page that contains everything: the files of a folder, by their paths in it."""
+    """A page that contains everything: the files of a folder, by their paths in it, and the licences of the scripts."""
 
     folder: Path
     style: str
     scripts: Sequence[str]
+    licences: Sequence[str]
 
     @property
     def policy(self) -> str:
@@ -62,7 +63,8 @@ class SingleFileBundle:
 
     @property
     def foot(self) -> str:
-        return "\n".join(f"<script>{text}</script>" for text in self._scripts())
+        licences = "\n".join(f"{name}\n\n{self._text(name)}" for name in self.licences)
+        return "\n".join([f"<!--\n{licences}-->", *(f"<script>{text}</script>" for text in self._scripts())])
 
     def url(self, file: str) -> str:
         data = base64.b64encode((self.folder / file).read_bytes()).decode()

@@ -167,8 +167,9 @@ def _write(
     # 2. Scripts and data. A page on disk may not fetch data, but it may run scripts next to it: data are scripts too.
     for name in (_STYLE, *_SHARED, *_VIEWS, f"vendor/{_VENDORED}"):
         shutil.copyfile(_ASSETS / name, folder / Path(name).name)
-    for licence in (_ASSETS / "vendor").glob("*.LICENSE"):
-        shutil.copyfile(licence, folder / licence.name)
+    licences = sorted(path.name for path in (_ASSETS / "vendor").glob("*.LICENSE"))
+    for name in licences:
+        shutil.copyfile(_ASSETS / "vendor" / name, folder / name)
     shutil.copyfile(plotly, folder / "plotly.min.js")
     (folder / "data").mkdir()
     _write_script(folder / "data" / "report.js", f"window.gatelens = {{data: {as_script(data)}}};")
@@ -178,7 +179,7 @@ def _write(
     write_json(folder / _MARK, {"runs": [place(run.folder) for run in runs.all], "problems": problems})
     # 3. The page. A single file has all attention patterns in it; a folder loads them when they are asked for.
     first = ("plotly.min.js", _VENDORED, "data/report.js", *_SHARED)
-    inside = SingleFileBundle(folder, _STYLE, (*first, *pattern_files, *_VIEWS))
+    inside = SingleFileBundle(folder, _STYLE, (*first, *pattern_files, *_VIEWS), licences)
     page = _render(
         bundle=inside if single_file else FolderBundle(_STYLE, (*first, *_VIEWS)),
         heading=heading(groups),

@@ -59,10 +59,12 @@ def finishing_steps() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    # A signal that is ignored stays so, as for a job that was started by nohup. A handler that was not set in Python
+    # (None) could not be set again.
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # as for a job that was started by nohup
-            signal.signal(number, stop)
+    handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in handlers:
+        signal.signal(number, stop)
     try:
         yield stop
     finally:

@@ -123,7 +123,8 @@ class Student:
         matrices, gates, scale = read_adapter(self.hf, folder)
         own = {adapter_name(name): parameter for name, parameter in self.state().items() if not is_gate_parameter(name)}
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
-        same_gates = gate_values(self.hf).gate == gates.gate and (bool(self.rest_values()) or not _has_rest(gates))
+        trains_rest = bool(self.rest_values()) or not _has_rest(gates)
+        same_gates = gate_values(self.hf).gate == gates.gate and bool(self.biases()) and trains_rest
         if scale != SCALE or not same_gates or shapes != {name: tuple(x.shape) for name, x in matrices.items()}:
             raise GatelensError(
                 f"the adapter in {folder} has other modules, ranks or gates than are trained here: use the settings "

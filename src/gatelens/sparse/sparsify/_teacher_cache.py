@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.files import make_folder, read_json, write_json
+from gatelens.runtime.files import make_folder, read_json, write_json, writing
 from gatelens.runtime.run_folder import LOCK, refuse_other_files
 from gatelens.sparse.sparsify._top_k import TopK
 
@@ -52,7 +52,7 @@ class TeacherCache:
         self.folder, self.top = folder, top
         make_folder(folder)
         asked = {**about, "top": top}
-        with FileLock(folder / LOCK):
+        with writing(folder), FileLock(folder / LOCK):
             if not (folder / ABOUT).exists():
                 refuse_other_files(folder, "a teacher cache")
                 write_json(folder / ABOUT, asked)
@@ -116,16 +116,10 @@ class _RecordFile:
         for name, value in values._asdict().items():
             records[name] = value.numpy()
         records["checksum"] = [_checksum(record) for record in records]
-        try:
-            with self.lock, self.path.open("ab") as file:
-                first = file.tell() // self.record.itemsize
-                file.truncate(first * self.record.itemsize)
-                file.write(records.tobytes())
-        except OSError as error:
-            raise GatelensError(
-                f"cannot write the teacher cache {self.path.parent} ({error.strerror}): free some disk space and run "
-                "the same command again to resume, or give another folder."
-            ) from error
+        with writing(self.path.parent), self.lock, self.path.open("ab") as file:
+            first = file.tell() // self.record.itemsize
+            file.truncate(first * self.record.itemsize)
+            file.write(records.tobytes())
         self._map(first + len(keys))
         self._places |= {key: first + number for number, key in enumerate(keys)}
 

@@ -215,8 +215,8 @@ class Training:
         return torch.stack([x.to(self.accelerator.device) for x in not_finite]).sum().float()[None]
 
     def _set_bias(self, steps: int) -> None:
-        """Give a bias that is not learned the value that it has after this many steps."""
-        if self.settings.bias_end is not None:
+        """Give a bias that is not learned the value that it has after this many steps. Gates that stay open keep it."""
+        if self.settings.bias_end is not None and self.settings.hold != "open":
             self.student.set_bias(self.settings.bias_at(steps))
 
     def _mean(self, measured: Tensor) -> tuple[Numbers, bool]:

@@ -195,7 +195,7 @@ def _teacher_cache(
         raise GatelensError("a teacher cache needs the whole dense model in each process: leave it out with FSDP.")
     assert settings.teacher_top is not None
     about = {"model": model.fingerprint, "bf16": use_bfloat16(model.device, settings.bf16)}
-    return TeacherCache(Path(folder), about, settings.teacher_top)
+    return TeacherCache(Path(folder), about, min(settings.teacher_top, model.hf.config.vocab_size))
 
 
 def _own_text(

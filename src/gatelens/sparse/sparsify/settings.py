@@ -239,7 +239,7 @@ class SparsifySettings(Settings):
         requirements = [
             ("bias", of_scores or self.bias == BIAS["score"], f"left out {calibrated}"),
             ("learn_bias", of_scores or self.learn_bias, f"True {calibrated} and training changes them"),
-            ("most_loss", holds_keys or self.most_loss is None, "unset if the loss is held: give a target instead"),
+            ("most_loss", holds_keys or self.most_loss is None, "unset unless hold is 'keys'"),
             ("multiplier", between, "between multiplier_low and multiplier_high"),
             ("lengths", all(n >= 2 for n in self.lengths), "at least 2"),
             ("bias_end", self.bias_end is None or not self.learn_bias, "unset if the bias is learned"),
