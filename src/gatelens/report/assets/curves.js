@@ -124,7 +124,7 @@
     const counts = [ratios[0].dense, ratios[0].sparse].map((name) => all.find(({ label }) => label === name)?.count ?? 0);
     if (!counts.every((count) => count > 0)) return [];
     const middle = log ? counts.map(Math.log10).reduce((a, b) => (a + b) / 2) : (counts[0] + counts[1]) / 2;
-    return [{ x: middle, y: threshold, yanchor: "bottom", text: ratios[0].brief, showarrow: false, bgcolor: paper, font: { color: colour(ratios[0].clear ? "ink" : "soft") } }];
+    return [{ x: middle, y: threshold, yanchor: "top", yshift: -4, text: ratios[0].brief, showarrow: false, bgcolor: paper, font: { color: colour(ratios[0].clear ? "ink" : "soft") } }];
   }
 
   fill(picker, data.curves.map(({ title }) => title));
