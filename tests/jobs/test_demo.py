@@ -29,6 +29,12 @@ def test_a_task_that_the_demo_lacks_is_named() -> None:
         run_demo(["iou"])
 
 
+def test_the_name_of_a_task_is_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets are not markup of the terminal."""
+    assert run(monkeypatch, "demo", "--task", "[/b]") == 2
+    assert "the demo has no task '[/b]'" in capsys.readouterr().err
+
+
 def test_the_first_task_has_an_edge_graph_too() -> None:
     cells = read_study(STUDY).cells
     assert {(cell.level, cell.task) for cell in cells if cell.task == demo_tasks()[0]} == {

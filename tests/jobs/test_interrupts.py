@@ -157,3 +157,13 @@ class TestFinishingSteps:
 def test_without_a_folder_nothing_continues() -> None:
     with pytest.raises(Interrupted, match=r"stopped; the same command starts again\."), RunFolder(None, {}):
         raise KeyboardInterrupt
+
+
+def test_a_handler_that_was_not_set_in_python_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python can neither call it nor set it again."""
+    changes: list[Any] = []
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *change: changes.append(change))
+    with finishing_steps() as stop:
+        assert not stop.received
+    assert changes == []
