@@ -87,11 +87,13 @@
   const edgesOf = ({ data: { source, destination, input, score, names } }, most) => (
     score.slice(0, most).map((value, i) => ({ from: names[source[i]], to: names[destination[i]], input: input[i], score: value, weight: Math.abs(value) })));
 
+  // Pairs of names: the keys and values of a layer, and a head that reads them
+  const linksOf = ({ data: { links, names } }) => links.map((pair) => pair.map((i) => names[i]));
+
   // Places are computed once for each stage, for all edges of the stage.
   function placesOf(side) {
     const stage = STAGES.find((most) => side.size <= most);
-    const links = side.data.links.map((pair) => pair.map((i) => side.data.names[i]));
-    if (!side.places.has(stage)) side.places.set(stage, layout.place(edgesOf(side, stage), links));
+    if (!side.places.has(stage)) side.places.set(stage, layout.place(edgesOf(side, stage), linksOf(side)));
     return side.places.get(stage);
   }
 
@@ -100,7 +102,8 @@
     const edges = edgesOf(side, side.size);
     const used = new Set(edges.flatMap(({ from, to }) => [from, to]));
     const { nodes, width, height } = layout.fit(placesOf(side), Math.max(260, side.box.clientWidth - AXIS - 2));
-    const links = side.data.links.map((pair) => pair.map((i) => side.data.names[i])).filter((pair) => pair.every((name) => used.has(name)));
+    side.isWide = width + AXIS > side.box.clientWidth;
+    const links = linksOf(side).filter((pair) => pair.every((name) => used.has(name)));
     const most = Math.max(...edges.map(({ weight }) => weight)) || 1;
     const head = used.has(selected.state.head) ? selected.state.head : null;
     const drawing = shape("svg", { viewBox: `0 0 ${width + AXIS} ${height}`, width: width + AXIS, height, role: "img", class: head ? "has-selection" : "" });
@@ -162,7 +165,8 @@
     const measured = Math.round(kept[at]) === side.size ? "They explain" : `The nearest measured circuit has ${Math.round(kept[at]).toLocaleString("en")} edges and explains`;
     side.status.replaceChildren(
       make("strong", {}, side.count.value), ` between ${components} components, from the first ${k.toLocaleString("en")} of the ranking (${total.toLocaleString("en")} in all). `,
-      at < 0 ? "" : `${measured} ${effect[at].toFixed(2)} of the effect; `, `${Math.round(100 * threshold)} % needs ${needed}.`);
+      at < 0 ? "" : `${measured} ${effect[at].toFixed(2).replace("-0.00", "0.00")} of the effect; `, `${Math.round(100 * threshold)} % needs ${needed}.`,
+      side.isWide ? " The drawing is wider than its frame: scroll it sideways." : "");
   }
 
   // Exactly the components that are drawn can be chosen in the list.
@@ -188,15 +192,22 @@
     side.details.replaceChildren(
       make("h4", {}, head + total),
       make("div", { className: "tables" },
-        table("From", own.filter(({ to }) => to === head), ({ from, input }) => from + (input ? ` (${input})` : "")),
-        table("To", own.filter(({ from }) => from === head), endOf)),
+        table("From", own.filter(({ to }) => to === head), ({ from, input }) => from + (input ? ` (${input})` : ""), linked(side, 1)),
+        table("To", own.filter(({ from }) => from === head), endOf, linked(side, 0))),
       ...looks(attends[at]));
   }
 
-  function table(title, edges, name) {
+  // The drawn components that share keys and values with the selected one: the heads that read them (end 0), or whose it reads (end 1)
+  function linked(side, end) {
+    const used = new Set(edgesOf(side, side.size).flatMap(({ from, to }) => [from, to]));
+    return linksOf(side).filter((pair) => pair[end] === selected.state.head && used.has(pair[1 - end])).map((pair) => pair[1 - end]);
+  }
+
+  function table(title, edges, name, others = []) {
     const rows = edges.slice(0, LISTED).map((edge) => (
       make("tr", {}, make("td", {}, name(edge)), make("td", { className: `number ${edge.score < 0 ? "hinders" : "helps"}` }, signed(edge.score)))));
     const more = edges.length > LISTED ? `, the first ${LISTED} of ${edges.length}` : "";
+    rows.push(...others.map((other) => make("tr", {}, make("td", {}, other), make("td", { className: "soft" }, "keys and values"))));
     const body = rows.length ? rows : [make("tr", {}, make("td", {}, "none"))];
     return make("div", {}, make("h4", {}, title + more), make("table", {}, make("tbody", {}, ...body)));
   }
