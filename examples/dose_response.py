@@ -114,7 +114,7 @@ def on_task(model: Model, task: CircuitTask) -> tuple[float, float]:
 
 
 def measure(name: str, seed: int, model: Model, folder: Path, dense: dict[tuple[str, str], Curve]) -> Iterator[Point]:
-    """The circuits of all tasks in one model. The curves of the first model are remembered in `dense`."""
+    """The circuits of all tasks in one model. The curves of the dense model are stored in `dense`."""
     for task_name in TASKS:
         counts: dict[str, Count | None] = {}
         multipliers = {}
@@ -136,9 +136,10 @@ def measure(name: str, seed: int, model: Model, folder: Path, dense: dict[tuple[
             try:
                 result = gatelens.find_circuit(model, task_name, asked, out=out)
                 counts[level] = result.count
-                first = dense.setdefault((task_name, level), result.curve)
-                if first is not result.curve:
-                    multipliers[level] = gatelens.multiplier(first, result.curve, at=THRESHOLD)
+                if name == DENSE:
+                    dense[task_name, level] = result.curve
+                elif (task_name, level) in dense:
+                    multipliers[level] = gatelens.multiplier(dense[task_name, level], result.curve, at=THRESHOLD)
             except GatelensError as error:  # no effect, or a curve that does not reach the threshold
                 counts.setdefault(level, None)
                 print(f"{model.name}, {task_name}, {level}: {error}", flush=True)

@@ -35,7 +35,7 @@ TO_ONE_KEY = SparsifySettings(
 )
 """From all keys to one open key per query and head. The penalty is mostly on the total, which costs the least loss."""
 
-SETTINGS = TO_ONE_KEY.model_copy(update={"steps": 2600, "keys": 0.5, "ramp": 0.55, "cooldown": 0.4, "total_share": 0.1})
+SETTINGS = TO_ONE_KEY.replace(steps=2600, keys=0.5, ramp=0.55, cooldown=0.4, total_share=0.1)
 """From there to half a key. The penalty is mostly per head: heads become idle on text that does not use them."""
 
 

@@ -39,6 +39,14 @@ class TestRanks:
     def test_nothing_reached_is_not_best(self) -> None:
         assert [rank.best for rank in method_ranks([line("a", "x", None), line("b", "x", None)])] == [0, 0]
 
+    def test_each_ranking_is_compared_alone(self) -> None:
+        """By the first ranking a needs fewer than b, by the second more. Of two runs of a, the better one counts."""
+        by_mean = [line("a", "x", 5), line("a", "x", 9).replace(options="steps=1"), line("b", "x", 7)]
+        signed = [line(method, "x", count).replace(ranking="signed") for method, count in (("a", 8), ("b", 6))]
+        ranks = {rank.method: (rank.rank, rank.best, rank.cells) for rank in method_ranks([*by_mean, *signed])}
+        assert ranks == {"a": (1.5, 1, 2), "b": (1.5, 1, 2)}
+        assert [rank.rank for rank in method_ranks(by_mean)] == [1, 2]
+
 
 def results(tmp_path: Path, *methods: str) -> list[CircuitResult]:
     found = []

@@ -116,3 +116,11 @@ def test_a_curve_that_does_not_reach_the_threshold_has_no_multiplier() -> None:
     low = replace(dense, curve=replace(dense.curve, metrics=dense.curve.metrics * 0.5))
     assert multiplier_of(low, sparse) is None
     assert multiplier_of(dense, replace(sparse, curve=low.curve)) is None
+
+
+def test_settings_that_only_one_run_has_count_as_differences() -> None:
+    """An identity leaves out the tests, the stability and the options of the method while they have their default."""
+    plain, tested = run("gpt2", graph=SMALL), run("gpt2", graph=SMALL, tests=True, stability=2)
+    sparse = run("sparse-gpt2", sparse=True, graph=SMALL)
+    assert dense_circuit_of(sparse, [tested, plain, sparse]) is plain
+    assert dense_circuit_of(replace(sparse, settings=tested.settings), [tested, plain]) is tested

@@ -133,3 +133,15 @@ def test_a_sample_is_no_ranking_of_all_gates() -> None:
     for scores in (patch_heads(MODEL, TASK, sample=2), patch_edges(MODEL, TASK, 2), patch_attention(MODEL, TASK, 2)):
         with pytest.raises(GatelensError, match="only a sample of the gates has scores"):
             Circuits.of(MODEL, TASK, scores)
+
+
+@pytest.mark.parametrize("scores", [HEADS, EDGES], ids=["heads", "edges"])
+def test_the_first_prompts_read_the_mean_of_all_prompts(scores: HeadScores | EdgeScores) -> None:
+    """Also if nothing needed the mean before, as in a run that resumes."""
+    few = Circuits.of(MODEL, TASK, scores, source="mean").first_prompts(2)
+    whole = Circuits.of(MODEL, TASK, scores, source="mean")
+    metrics = torch.empty(2, len(TASK))
+    for circuits, row in ((whole, metrics[0]), (few, metrics[1])):
+        for i, bucket in enumerate(circuits.batches):
+            row[bucket.which] = circuits.metric(i, [5])[0]
+    torch.testing.assert_close(metrics[1, :2], metrics[0, :2], **CLOSE)

@@ -26,6 +26,9 @@ class MethodLine(CountColumns, AreaColumns, Agreement):
     model: str
     method: str
     options: str = Field(default="", description="settings of the method that were given")
+    ranking: str = Field(default="", description="how scores were ordered")
+    selection: str = Field(default="", description="how circuits took gates in this order")
+    source: str = Field(default="", description="what closed gates read")
     threshold: float = Field(description="the explained effect at which gates are counted")
     total: int = Field(description="number of gates")
     cost: float | None = Field(
@@ -38,10 +41,13 @@ class MethodLine(CountColumns, AreaColumns, Agreement):
 class MethodRank:
     """How a method does over all tasks and models of a level.
 
+    Methods are compared only where they have the same ranking, selection, source and threshold. A method that was run
+    several times there, with other options, has the smallest of its counts.
+
     Arguments:
         rank: its mean rank by the gates needed, from 1; a method that does not reach the threshold is last, and
             equal counts share their rank.
-        cells: how many tasks and models the rank is a mean over.
+        cells: how many tasks and models (and rankings, selections, sources, thresholds) the rank is a mean over.
         best: in how many of them no method needs fewer gates.
         cost: the median cost of its scores, in forward passes of each prompt; None if it is not known.
     """
@@ -74,9 +80,11 @@ def method_ranks(lines: Sequence[MethodLine]) -> list[MethodRank]:
     for level in dict.fromkeys(line.level for line in lines):
         own = [line for line in lines if line.level == level]
         methods = {line.method for line in own}
-        cells: dict[tuple[str, str], dict[str, float]] = {}
+        cells: dict[tuple[str | float, ...], dict[str, float]] = {}
         for line in own:
-            cells.setdefault((line.task, line.model), {})[line.method] = _count(line)
+            same = (line.task, line.model, line.ranking, line.selection, line.source, line.threshold)
+            counts = cells.setdefault(same, {})
+            counts[line.method] = min(_count(line), counts.get(line.method, float("inf")))
         complete = [counts for counts in cells.values() if set(counts) == methods]
         of_level = [_rank(level, method, complete, own) for method in methods] if complete else []
         ranks += sorted(of_level, key=lambda rank: (rank.rank, rank.method))
@@ -110,6 +118,9 @@ def _line(result: CircuitResult) -> MethodLine:
         model=result.model,
         method=settings.method,
         options=" ".join(settings.method_options),
+        ranking=settings.ranking,
+        selection=settings.selection,
+        source=settings.source,
         threshold=settings.threshold,
         total=curve.total,
         cost=_cost(result),
@@ -124,6 +135,6 @@ def _cost(result: CircuitResult) -> float | None:
     """What scoring cost for each prompt, in forward passes, by the price of the method."""
     if result.graph is None:
         return None
-    settings, n_prompts = result.settings, result.curve.sample.prompts
+    settings, n_prompts = result.settings, result.curve.ranked_on or result.curve.sample.prompts
     price = settings.chosen_method.price(level_named(settings.level), settings.method_settings)
     return price.forwards(n_prompts, result.graph.n_layers, result.curve.total) / n_prompts

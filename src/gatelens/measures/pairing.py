@@ -82,5 +82,6 @@ def _may_have_the_same_shape(circuit: CircuitResult, other: CircuitResult) -> bo
 
 
 def _n_differences(circuit: CircuitResult, other: CircuitResult) -> int:
+    # An identity leaves out some settings that have their default, so the two may not have the same names.
     settings, others = circuit.settings.identity(), other.settings.identity()
-    return sum(settings[name] != others[name] for name in settings)
+    return sum(settings.get(name) != others.get(name) for name in {*settings, *others})

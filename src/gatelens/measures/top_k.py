@@ -145,7 +145,9 @@ class Circuits:
         return self.metric_of(batch, self.level.prune(self.model, gates[:, 0] if self.level.shared else gates))
 
     def first_prompts(self, n: int) -> Circuits:
-        """The same circuits on the first n prompts."""
+        """The same circuits on the first n prompts. Closed gates read the constants of all prompts."""
+        if self.source in ("mean", "optimal"):
+            self.constants()  # a run that resumes may not have needed them yet
         task = take(self.task, n)
         numbers = [self._set_of_prompt[prompt] for bucket in task.buckets for prompt in bucket.which.tolist()]
         orders = self.orders if self.level.shared else [self.orders[number] for number in numbers]

@@ -96,11 +96,9 @@ class Summary:
 
     def circuits(self) -> list[CircuitResult]:
         """The circuits of all cells that are done, in the order of the cells."""
-        done = [cell for cell in self.study.cells if self.outcomes[cell.name].status == "done"]
-        loaders = [(cell, cell.job.load) for cell in done if cell.job.load is not None]
-        return [
-            load(self.folder.run_folder(cell), cell.model.dense) for cell, load in loaders if self.folder is not None
-        ]
+        if self.folder is None:
+            return []
+        return list(load_circuits(self.study.cells, self.outcomes, self.folder).values())
 
     def cells(self) -> list[CellSummary]:
         """One entry for each cell. A multiplier is in the entry of the sparse model."""
