@@ -51,17 +51,14 @@ def on_page(path: Path | None) -> list[str]:
     """The multipliers in the table of the page."""
     assert path is not None
     multipliers: list[str] = []
-    for group in re.findall(r"<tbody>(.*?)</tbody>", path.read_text(), re.DOTALL):
-        if 'class="model"' not in group:
-            continue
-        level = re.findall(r'<td rowspan="\d+">(\w+)', group)[0]
-        for line in re.findall(r'<td class="model">(.*?)</tr>', group, re.DOTALL):
-            model = re.split(r"[ <]", line)[0]
-            multiplier = re.findall(r'class="number (?:strong|unclear)">(.*?)<', line)[1]
+    for line in re.findall(r"<tr>(.*?)</tr>", path.read_text(), re.DOTALL):
+        cells = dict(re.findall(r'data-label="([^"]+)"[^>]*>([^<]*)', line))
+        if "Multiplier" in cells:
+            level, model, multiplier = (cells[name] for name in ("Gates on", "Model", "Multiplier"))
             if multiplier != "-":
                 ratio, _, interval = multiplier.partition(" (")
                 assert re.fullmatch(r".*( to .*| or more); 4 (held-out )?prompts\)(, no difference shown)?", interval)
-                multipliers.append(f"{level} {model} {ratio}")
+                multipliers.append(f"{level.split(',')[0]} {model.split()[0]} {ratio}")
     return multipliers
 
 

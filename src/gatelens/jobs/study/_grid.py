@@ -75,10 +75,10 @@ def expand(
         axes: dict[str, list[Any]] = {}
         for part, part_place in parts:
             given = _settings(part, part_place, job)
-            single = {name: values[0] for name, values in axes.items() if len(values) == 1}
-            single |= {name: value for name, value in given.items() if not isinstance(value, list)}
+            beside = {name: values[0] for name, values in axes.items()}
+            beside |= {name: values[0] for name, value in given.items() if (values := _grid(name, value, job))}
             for name, value in given.items():
-                axes[name] = _values(part_place / name, value, job, single)
+                axes[name] = _values(part_place / name, value, job, beside)
         axes |= {name: [value] for name, value in (instead or {}).items()}
         for settings, varied in _combinations(axes, place, job):
             name = cell_name(job.level(settings), task, label, varied)
@@ -104,13 +104,19 @@ def _values(place: KeyPath, value: Any, job: Job, beside: Mapping[str, Any]) -> 
     """The values of a setting, each of them checked: one, or those of a grid.
 
     Arguments:
-        beside: other settings of the cells, for values that need them.
+        beside: other settings of the first cell, for values that need them.
     """
-    is_tuple = get_origin(job.settings.model_fields[place.keys[-1]].annotation) is tuple
-    is_grid = isinstance(value, list) and (not is_tuple or (bool(value) and isinstance(value[0], list)))
-    if is_grid and not value:
+    values = _grid(str(place.keys[-1]), value, job)
+    if not values:
         raise place.error("the list is empty: give at least one value.")
-    return [place.check_setting(job.settings, single, beside) for single in (value if is_grid else [value])]
+    return [place.check_setting(job.settings, single, beside) for single in values]
+
+
+def _grid(name: str, value: Any, job: Job) -> list[Any]:
+    """The values of a setting before they are checked. A list is a grid, except where the setting itself is a list."""
+    is_tuple = get_origin(job.settings.model_fields[name].annotation) is tuple
+    is_grid = isinstance(value, list) and (not is_tuple or (bool(value) and isinstance(value[0], list)))
+    return value if is_grid else [value]
 
 
 def _combinations(axes: Mapping[str, list[Any]], place: KeyPath, job: Job) -> Iterator[tuple[Any, dict[str, Any]]]:
