@@ -255,6 +255,26 @@ def test_figures_are_saved_as_svg_and_png(fresh: Page, selector: str) -> None:
     assert fresh.driver.get_log("browser") == []
 
 
+def test_a_head_lists_the_keys_and_values_that_it_reads(fresh: Page) -> None:
+    fresh.run("window.gatelens.select({head: 'L1H2', edges: 1000})")
+    [source, *_] = fresh.texts("#graph-sides .side:first-child .tables > div:first-child tr:last-child td")
+    assert source == "L1KV1"  # heads 2 and 3 of a layer share it
+    fresh.run("window.gatelens.select({head: 'L1KV1'})")
+    readers = fresh.texts("#graph-sides .side:first-child .tables > div:last-child tr td:first-child")
+    assert readers[-2:] == ["L1H2", "L1H3"]
+
+
+def test_a_drawing_that_is_wider_than_its_frame_says_so(page: Page) -> None:
+    for width in (1280, 420):
+        page.open(width, "light")
+        page.run("window.gatelens.select({head: 'L1H2', edges: 1000})")
+        hints = ["scroll it sideways" in status for status in page.texts("#graph-sides .status")]
+        wide = page.run(
+            "return [...document.querySelectorAll('#graph-sides .graph')].map((x) => x.scrollWidth > x.clientWidth)"
+        )
+        assert hints == wide
+
+
 def test_at_420_pixels_all_numbers_are_in_view(page: Page) -> None:
     page.driver.get_log("browser")
     page.open(420)
