@@ -129,7 +129,7 @@ class TestMistakes:
         ("words", "message"),
         [
             (["circuit", "MODEL", "iou"], "no task 'iou'"),
-            (["circuit", "MODEL", "ioi", "--n", "900000000"], "n is 900,000,000: a task has 1 to 1,000,000 prompts."),
+            (["circuit", "MODEL", "ioi", "--n", "900000000"], "n is 900000000: it must be at most 1000000."),
             (["circuit", "MODEL", "ioi", "--option", "colour=red"], "the task ioi has no option 'colour'"),
             (["circuit", "MODEL", "missing.jsonl"], "missing.jsonl cannot be read: there is no such file"),
             (["gate", "MODEL", "syntaxx"], "no task 'syntaxx'"),

@@ -100,6 +100,10 @@ class Knows(torch.nn.Module):
         super().__init__()
         self.config = type("Config", (), {"vocab_size": 100})()
         self.needs_first = needs_first
+        self.embedding = torch.nn.Embedding(100, 1)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embedding
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
         logits = torch.zeros(1, input_ids.shape[1], 100)

@@ -29,6 +29,7 @@ from gatelens import (
     RelationsSettings,
     TwoTaskSettings,
 )
+from gatelens.gates.best_attention import BestAttentionScores
 from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.measures.counts import Interval, Multiplier, Sample
 from gatelens.measures.curves import Curve
@@ -59,6 +60,7 @@ def results() -> dict[str, Any]:
         "head scores": heads,
         "edge scores": edges,
         "attention scores": gatelens.attribute_attention(model, task),
+        "best attention scores": BestAttentionScores.of(gatelens.attribute_attention(model, task), most=8),
         "curve": gatelens.explained_effect(model, task, edges, CurveSettings(points=4, random_points=3)),
         "multiplier": gatelens.multiplier(curve(2), curve(1)),
         "open multiplier": Multiplier(2.0, Interval(1.2, None), (Sample(8), Sample(8)), True),

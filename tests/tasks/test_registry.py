@@ -24,8 +24,8 @@ from .conftest import like_model
     [
         ("ioii", {}, r"no task 'ioii': tasks are aba-abb, .*Did you mean 'ioi'\? `gatelens tasks` describes them"),
         ("zzz", {}, "no task 'zzz': tasks are"),
-        ("ioi", {"n": 0}, "at least one prompt"),
-        ("ioi", {"n": -3}, "at least one prompt"),
+        ("ioi", {"n": 0}, "a task has 1 to"),
+        ("ioi", {"n": -3}, "a task has 1 to"),
         ("ioi", {"color": 3}, "the task ioi has no option 'color': its options are corruption"),
         (
             "greater-than",
