@@ -33,7 +33,7 @@ class Circuit(Shown):
     Example:
         circuit = scores.circuit(50)
         circuit.nodes, circuit.edges
-        circuit.explain(model, task, prompt=3)
+        circuit.explain(model, task, number=3)
 
     Arguments:
         scores: the scores of all gates.
