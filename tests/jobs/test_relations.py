@@ -99,7 +99,7 @@ def test_from_the_command_to_the_figure(
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"accuracy.png", "gates.png"}
     result = load_relations(tmp_path / "run")
     left, right = relations_figure(result).axes
-    assert [axis.get_title() for axis in (left, right)] == [
+    assert [" ".join(axis.get_title().split()) for axis in (left, right)] == [  # titles are wrapped
         "keep instruction, lose examples",
         "keep examples, lose instruction",
     ]
