@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,5 @@ def test_is_stored_with_its_outputs(name: str) -> None:
         for output in cell.outputs
     )
     assert text
-    assert not any(start in text for start in ("/home/", "/root/", "/tmp/", "/work/", "Warning"))
+    assert "Warning" not in text
+    assert not re.search(r"(?:^|[\s'\"(=:])/\w+/", text), "the outputs name a folder of the machine that made them"

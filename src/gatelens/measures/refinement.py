@@ -57,8 +57,8 @@ def refinement(curve: Curve, threshold: float, share: float, most: int = REFINED
         most: how many numbers there may be in this and all later rounds. The count comes first.
 
     Returns:
-        Numbers in ascending order, none of which the curve has yet. There are none if the curve is fine enough, or does
-        not reach the threshold.
+        New numbers of gates, in ascending order. The list is empty if the curve is fine enough or does not reach the
+        threshold.
     """
     point = curve.point_at(threshold)
     if point is None:

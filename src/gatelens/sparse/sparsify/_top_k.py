@@ -23,7 +23,7 @@ class TopK(NamedTuple):
 
     tokens: Int[Tensor, "sequence token k"]  # the k most probable tokens
     log_probs: Float[Tensor, "sequence token k"]  # their log-probabilities
-    log_rest: Float[Tensor, "sequence token"]  # logarithm of the mass of all others; -inf if there are none
+    log_rest: Float[Tensor, "sequence token"]  # log of the probability of all other tokens together
     of_next: Float[Tensor, "sequence token"]  # log-probability of the token that follows; 0 for the last one
 
 
