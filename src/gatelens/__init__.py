@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gatelens.gates.circuit import Explanation as Explanation
     from gatelens.gates.edges import EdgeScores as EdgeScores
     from gatelens.gates.heads import HeadScores as HeadScores
-    from gatelens.gates.level import ScoredGate as ScoredGate
-    from gatelens.gates.level import Scores as Scores
     from gatelens.gates.roles import Contrast as Contrast
     from gatelens.gates.roles import ContrastAccuracy as ContrastAccuracy
     from gatelens.gates.roles import HeadRoles as HeadRoles
     from gatelens.gates.runs import Run as Run
+    from gatelens.gates.scores import ScoredGate as ScoredGate
+    from gatelens.gates.scores import Scores as Scores
     from gatelens.jobs.circuit import find_circuit as find_circuit
     from gatelens.jobs.contrast import find_contrast as find_contrast
     from gatelens.jobs.export import export_circuit as export_circuit
@@ -119,7 +119,7 @@ _MODULES = {
     "gatelens.sparse.sparsify": ("Judgement", "SparsifySettings", "evaluate", "sparsify"),
     # gates
     "gatelens.gates.runs": ("Run",),
-    "gatelens.gates.level": ("ScoredGate", "Scores"),
+    "gatelens.gates.scores": ("ScoredGate", "Scores"),
     "gatelens.gates.heads": ("HeadScores",),
     "gatelens.gates.edges": ("EdgeScores",),
     "gatelens.gates.attention": ("AttentionScores",),

@@ -12,7 +12,8 @@ from toys import random_task
 from gatelens import Context, GatelensError
 from gatelens.gates import ATTENTION, EDGES, HEADS, LEVELS, level_named
 from gatelens.gates.attention import AttentionEdge, AttentionScores
-from gatelens.gates.level import Level, Scores, log_grid, top_masks
+from gatelens.gates.level import Level, log_grid, top_masks
+from gatelens.gates.scores import Scores
 from gatelens.methods.attribution import attribute
 from gatelens.methods.patching import patch
 from gatelens.model.components import Head

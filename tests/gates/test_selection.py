@@ -17,7 +17,7 @@ from gatelens.errors import GatelensWarning
 from gatelens.gates import LEVELS
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.gates.selection import Selection, grown, register, selected, selections
 from gatelens.methods.attribution import attribute
 from gatelens.methods.patching import patch

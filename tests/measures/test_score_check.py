@@ -16,7 +16,8 @@ from toys import linear, random_task
 
 from gatelens.gates import ATTENTION, EDGES, HEADS
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.level import Level, Scores
+from gatelens.gates.level import Level
+from gatelens.gates.scores import Scores
 from gatelens.measures.score_check import (
     LEAST_GATES,
     Agreement,

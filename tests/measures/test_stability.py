@@ -14,7 +14,7 @@ from toys import planted, planted_task, random_task
 from gatelens import CircuitSettings, attribute, find_circuit, load_circuit
 from gatelens.gates import LEVELS
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.measures.stability import Stability, StabilityLine, measure_stability
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import overlap

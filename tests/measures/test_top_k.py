@@ -14,8 +14,8 @@ from gatelens.gates.edge_runs import capture_components, run_edges, with_sources
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.level import rank
 from gatelens.gates.runs import capture
+from gatelens.gates.scores import rank
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.model.components import Head

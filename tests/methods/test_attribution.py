@@ -19,8 +19,8 @@ from gatelens.gates.attention_runs import capture_attention, run_attention
 from gatelens.gates.edge_runs import capture_components, run_edges
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.head_runs import run_heads
-from gatelens.gates.level import Scores
 from gatelens.gates.runs import capture
+from gatelens.gates.scores import Scores
 from gatelens.methods.attribution import PathSettings, attribute_attention, attribute_edges, attribute_heads
 from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.methods.registry import method_named

@@ -23,8 +23,9 @@ from gatelens.gates.attention_runs import (
 )
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.gradients import Metric, Pass, SourceGroup, layers_of, z_gradients
-from gatelens.gates.level import Cost, GateSet, Level, PatchedGates, Scores, Source
+from gatelens.gates.level import Cost, Level, PatchedGates, Source
 from gatelens.gates.runs import gradient_numbers
+from gatelens.gates.scores import GateSet, Scores
 from gatelens.model import Model
 from gatelens.model.components import Head
 from gatelens.model.graph import Graph

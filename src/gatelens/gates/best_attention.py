@@ -14,7 +14,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from gatelens.gates.attention import AttentionEdgeScores, AttentionScores
-from gatelens.gates.level import GateSet
+from gatelens.gates.scores import GateSet
 
 BEST = 2000
 """How many edges of each prompt are stored."""

@@ -11,7 +11,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.level import Level, Ranking, ScoredGate, Scores, Source
+from gatelens.gates.level import Level, Source
+from gatelens.gates.scores import Ranking, ScoredGate, Scores
 from gatelens.gates.selection import selected
 from gatelens.model import Model
 from gatelens.model.components import Component

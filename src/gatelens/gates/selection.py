@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.edges import EdgeScores
-from gatelens.gates.level import Ranking, Scores
+from gatelens.gates.scores import Ranking, Scores
 from gatelens.model.graph import Graph
 from gatelens.runtime.settings import unknown_name
 

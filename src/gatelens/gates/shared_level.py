@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.gates.attribution import standard_errors
-from gatelens.gates.level import GateSet, Level, PatchedGates, Scores
+from gatelens.gates.level import Level, PatchedGates
+from gatelens.gates.scores import GateSet, Scores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.tasks.base import CircuitTask

@@ -10,7 +10,7 @@ from typing import Any
 
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.jobs._task import task_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
 from gatelens.measures.circuit_tests import CircuitTests, check_circuit

@@ -24,7 +24,7 @@ from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS, level_named
 from gatelens.gates.circuit import Circuit
 from gatelens.gates.edges import EDGES, EdgeScores
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.gates.selection import selected, selection_named
 from gatelens.measures.circuit_tests import CircuitTests, load_tests, save_tests
 from gatelens.measures.counts import Count, CountColumns

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.measures.counts import Sample
 from gatelens.measures.head_table import bootstrap_mean
 from gatelens.measures.hypotheses import ALPHA, HypothesisTest, equivalence, independence, minimality

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.level import Ranking, Source
+from gatelens.gates.level import Source
+from gatelens.gates.scores import Ranking
 from gatelens.gates.selection import TOP
 from gatelens.measures.curves import Curve
 from gatelens.runtime.files import read_tensors, write_csv, write_json, write_tensors

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
-from gatelens.gates.level import Ranking, Source
+from gatelens.gates.level import Source
+from gatelens.gates.scores import Ranking
 from gatelens.gates.selection import TOP
 from gatelens.measures.areas import Area, from_one, under_effect
 from gatelens.measures.counts import Count, Interval, Multiplier, Sample, joint_interval

@@ -15,9 +15,9 @@ from gatelens.gates.attention_runs import attention_of_query
 from gatelens.gates.direct import direct_writes
 from gatelens.gates.heads import HEADS
 from gatelens.gates.interventions import gate_mask
-from gatelens.gates.level import Scores, rank
 from gatelens.gates.probes import probe_heads
 from gatelens.gates.runs import capture
+from gatelens.gates.scores import Scores, rank
 from gatelens.measures.example import token_texts
 from gatelens.measures.head_table import HeadLine, HeadTable, bootstrap_mean
 from gatelens.methods.registry import method_named

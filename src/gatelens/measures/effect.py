@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates import EDGES
-from gatelens.gates.level import Level, Ranking, Scores, Source
+from gatelens.gates.level import Level, Source
+from gatelens.gates.scores import Ranking, Scores
 from gatelens.gates.selection import TOP, selection_named, selections
 from gatelens.measures.areas import largest_prefixes, mib_counts
 from gatelens.measures.curves import Curve

@@ -17,8 +17,8 @@ from scipy import stats
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.level import Scores
 from gatelens.gates.roles import HeadRoles
+from gatelens.gates.scores import Scores
 from gatelens.measures.circuit_result import load_circuit, load_scores
 from gatelens.measures.roles_result import load_roles
 from gatelens.model.components import Head

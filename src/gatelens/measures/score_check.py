@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from scipy import stats
 from torch import Tensor
 
-from gatelens.gates.level import Ranking, Scores
+from gatelens.gates.scores import Ranking, Scores
 from gatelens.measures.counts import Interval
 from gatelens.methods.patching import patch
 from gatelens.model import Model

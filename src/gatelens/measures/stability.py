@@ -17,7 +17,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.measures.counts import Interval, Sample
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import jaccard

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.gates.level import Level, Ranking, Scores, Source, top_masks
+from gatelens.gates.level import Level, Source, top_masks
+from gatelens.gates.scores import Ranking, Scores
 from gatelens.gates.selection import TOP, selected
 from gatelens.methods.patching import DENOISING
 from gatelens.model import Model

@@ -15,7 +15,7 @@ from jaxtyping import Shaped
 from pydantic import Field
 from torch import Tensor
 
-from gatelens.gates.level import Ranking, Scores
+from gatelens.gates.scores import Ranking, Scores
 from gatelens.gates.selection import TOP, selected
 from gatelens.measures.curves import Curve
 from gatelens.measures.score_check import Agreement, Stratum

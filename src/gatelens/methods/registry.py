@@ -18,7 +18,8 @@ from pydantic import Field
 from gatelens.errors import GatelensError
 from gatelens.gates import level_named
 from gatelens.gates.learning import LearningSettings
-from gatelens.gates.level import Level, Scores
+from gatelens.gates.level import Level
+from gatelens.gates.scores import Scores
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.runtime.settings import Settings, unknown_name

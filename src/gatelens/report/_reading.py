@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError, shortened
 from gatelens.gates import EDGES, LEVELS
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.measures.circuit_result import BEST_SCORES, SCORES, CircuitResult, load_circuit, load_scores
 from gatelens.measures.curves import Curve
 from gatelens.measures.example import load_example

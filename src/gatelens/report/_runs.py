@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gatelens.gates import EDGES
-from gatelens.gates.level import Scores
+from gatelens.gates.scores import Scores
 from gatelens.gates.selection import selected
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.example import ExamplePrompt

@@ -18,8 +18,8 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS
 from gatelens.gates.circuit import Circuit, Explanation
-from gatelens.gates.level import Scores
 from gatelens.gates.roles import KINDS, HeadRoles
+from gatelens.gates.scores import Scores
 from gatelens.measures.ablation import AblationCurve
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.contrast_result import ContrastResult

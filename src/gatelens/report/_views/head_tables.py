@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gatelens.gates.level import rank
 from gatelens.gates.roles import KINDS
+from gatelens.gates.scores import rank
 from gatelens.measures.head_table import HeadLine, HeadTable
 from gatelens.model.components import Head
 from gatelens.report._numbers import short

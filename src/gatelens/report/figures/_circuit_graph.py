@@ -16,7 +16,7 @@ from matplotlib.path import Path
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.level import GateSet, Ranking, rank
+from gatelens.gates.scores import GateSet, Ranking, rank
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 from gatelens.report._components import Edge, component_name, links
