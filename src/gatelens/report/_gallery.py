@@ -10,6 +10,7 @@ from pathlib import Path
 from gatelens.errors import shortened
 from gatelens.gates import LEVELS
 from gatelens.measures.method_comparison import method_lines
+from gatelens.measures.thresholds import threshold_lines
 from gatelens.report._plans import (
     Plan,
     ablation_plan,
@@ -20,6 +21,7 @@ from gatelens.report._plans import (
     methods_plan,
     open_edges_plan,
     roles_plan,
+    thresholds_plan,
     titles,
     training_plan,
 )
@@ -76,13 +78,16 @@ def count_pictures(runs: Runs) -> int:
 
 def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
     """The figures in the order of the page."""
-    lines = method_lines(entry.result for group in groups for entry in group.entries)
+    results = [entry.result for group in groups for entry in group.entries]
+    lines, at_thresholds = method_lines(results), threshold_lines(results)
     for level in LEVELS:
         if compared := [line for line in lines if line.level == level]:
             yield methods_plan(compared)
         methods = dict.fromkeys(group.method for group in groups if group.level == level)
         for method in methods:
             yield kept_plan([group for group in groups if (group.level, group.method) == (level, method)])
+        if multipliers := [line for line in at_thresholds if line.level == level]:
+            yield thresholds_plan(multipliers)
     if runs.roles:
         yield ablation_plan(runs.roles)
     for title, roles in titles(runs.roles).items():

@@ -14,6 +14,7 @@ from gatelens.gates import LEVELS
 from gatelens.gates.roles import KINDS
 from gatelens.measures.curve_files import CURVE_COLUMNS, curve_lines
 from gatelens.measures.method_comparison import MethodLine, method_ranks
+from gatelens.measures.thresholds import ThresholdLine
 from gatelens.model.components import Head
 from gatelens.report._runs import CircuitRun, RolesRun, SparsifyRun, labels
 from gatelens.report._summary import Group
@@ -25,6 +26,7 @@ from gatelens.report.figures import (
     kept_figure,
     methods_figure,
     open_edges_figure,
+    thresholds_figure,
     training_figure,
 )
 
@@ -83,6 +85,19 @@ def methods_plan(lines: Sequence[MethodLine]) -> Plan:
         f"{noun[0].upper()}{noun[1:]} that each method needs for {lines[0].threshold:.0%} of the effect, with 95 % "
         f"intervals. Mean rank, the best first: {ranks or 'no task has all methods'}. {needed}.",
         lambda: methods_figure(lines),
+        lambda: (columns, [[getattr(line, name) for name in columns] for line in lines]),
+    )
+
+
+def thresholds_plan(lines: Sequence[ThresholdLine]) -> Plan:
+    """Multipliers against the threshold. The lines have one level."""
+    noun = LEVELS[lines[0].level].noun
+    ratios = "; ".join(f"{line.task} at {line.threshold:.0%}: {line.shown}" for line in lines)
+    columns = list(ThresholdLine.model_fields)
+    return Plan(
+        f"Multipliers at other thresholds: {noun}",
+        f"Dense count / sparse count of {noun}, with 95 % intervals, against the threshold. {ratios}.",
+        lambda: thresholds_figure(lines),
         lambda: (columns, [[getattr(line, name) for name in columns] for line in lines]),
     )
 

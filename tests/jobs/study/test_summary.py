@@ -122,6 +122,9 @@ def test_of_several_sparse_models_only_the_named_one_is_compared(place: Path) ->
         shown = {entry.run.folder.name: f"{entry.multiplier.ratio:.6g}" for entry in entries if entry.multiplier}
         assert stated == shown
         assert len(stated) == 4  # two levels and two rankings
+        with (place / "out" / "thresholds.csv").open() as opened:
+            lines = [line for line in csv.DictReader(opened) if line["threshold"] == "0.9"]
+        assert sorted(line["multiplier"] for line in lines) == sorted(stated.values())
         assert {comparison.dense for comparison in summary.multipliers} == {name}
 
 

@@ -22,6 +22,7 @@ from gatelens.jobs.study.cost import Estimate, estimates, to_do
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.summary import Summary, compare, load_circuits
 from gatelens.measures.method_comparison import method_lines
+from gatelens.measures.thresholds import threshold_lines
 from gatelens.runtime.files import WriteError, remove_half_written, writing
 from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.processes import n_processes
@@ -182,8 +183,12 @@ def _finish(
     try:
         with writing(folder.out), folder.lock_all():
             circuits = load_circuits(study.cells, in_order, folder)
-            compared = tuple(method_lines(circuits.values()))
-            summary = replace(summary, comparisons=compare(study.cells, circuits), methods=compared)
+            summary = replace(
+                summary,
+                comparisons=compare(study.cells, circuits),
+                methods=tuple(method_lines(circuits.values())),
+                thresholds=tuple(threshold_lines(circuits.values())),
+            )
             summary.write(folder.out)
             page, problems = _report(summary, folder, write_report)
             if not summary.failed:  # no process works on a cell any more

@@ -21,8 +21,10 @@ from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.counts import CountColumns, MultiplierColumns
 from gatelens.measures.method_comparison import MethodLine, method_ranks
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
+from gatelens.measures.thresholds import ThresholdLine
 from gatelens.runtime.files import write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
+from gatelens.runtime.settings import Settings
 
 
 class CellSummary(CountColumns, MultiplierColumns, AreaColumns):
@@ -71,6 +73,7 @@ class Summary:
     Arguments:
         comparisons: the multiplier of each cell of a sparse model that can be compared, by the name of the cell.
         methods: a line for each circuit of a level at which the study has several methods.
+        thresholds: a line for each sparse circuit and threshold.
         report: the page of the report, if there is one.
         problems: what went wrong with the summary or the report, one sentence each.
         folder: where the runs are.
@@ -80,6 +83,7 @@ class Summary:
     outcomes: dict[str, Outcome]
     comparisons: dict[str, Comparison]
     methods: tuple[MethodLine, ...] = ()
+    thresholds: tuple[ThresholdLine, ...] = ()
     report: Path | None = None
     problems: tuple[str, ...] = ()
     folder: StudyFolder | None = None
@@ -107,7 +111,7 @@ class Summary:
         ]
 
     def write(self, out: Path) -> None:
-        """Write ``summary.json`` and ``summary.csv``; and ``methods.csv`` if methods can be compared."""
+        """Write ``summary.json`` and ``summary.csv``; and what can be compared: ``methods.csv``, ``thresholds.csv``."""
         cells = self.cells()
         record = SummaryRecord(
             schema_version=SCHEMA_VERSION,
@@ -126,12 +130,8 @@ class Summary:
         header = [*(name for name in CellSummary.model_fields if name not in numbers), *numbers]
         lines = ({**dict(cell), "varied": _in_words(cell.varied)} for cell in cells)
         write_csv(out / "summary.csv", header, ([line[name] for name in header] for line in lines))
-
-        if self.methods:
-            columns = list(MethodLine.model_fields)
-            write_csv(
-                out / "methods.csv", columns, ([getattr(line, name) for name in columns] for line in self.methods)
-            )
+        _write_lines(out / "methods.csv", self.methods)
+        _write_lines(out / "thresholds.csv", self.thresholds)
 
     def methods_table(self) -> Table | None:
         """A table that compares methods, the best one of each level first; None if the study has one method only."""
@@ -233,6 +233,13 @@ def _summarise(cell: Cell, outcome: Outcome, comparison: Comparison | None) -> C
         reason=outcome.reason,
         **columns,
     )
+
+
+def _write_lines(path: Path, lines: Sequence[Settings]) -> None:
+    """Write lines of one type as CSV; without a line there is no file."""
+    if lines:
+        columns = list(type(lines[0]).model_fields)
+        write_csv(path, columns, ([getattr(line, name) for name in columns] for line in lines))
 
 
 def _in_words(varied: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from gatelens.report.figures._role_distribution import role_distribution_figure
 from gatelens.report.figures._roles import STYLES, ablation_figure, head_maps
 from gatelens.report.figures._saving import FORMATS, save_figure
 from gatelens.report.figures._text import task_title
+from gatelens.report.figures._thresholds import thresholds_figure
 from gatelens.report.figures._training import frontier_figure, training_figure
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "role_distribution_figure",
     "save_figure",
     "task_title",
+    "thresholds_figure",
     "training_figure",
 ]
