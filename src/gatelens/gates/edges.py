@@ -1,4 +1,4 @@
-"""The level of edges between components: a gate lets a destination read a source's clean output, or its corrupt one.
+"""The level of edges between components: a gate lets a destination read a source's clean output, or its closed value.
 
 The gates are (row, source, destination), numbered as in `Graph`. Gates where the graph has no edge are ignored.
 """
@@ -18,6 +18,7 @@ from gatelens.gates.edge_gradients import EdgeAttribution
 from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
 from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost, Source, top_masks
+from gatelens.gates.optimal import fit_edge_constants
 from gatelens.gates.runs import gradient_numbers
 from gatelens.gates.shared_level import SharedLevel, SharedScores
 from gatelens.model import Model
@@ -77,7 +78,7 @@ class Edges(SharedLevel[EdgeScores]):
     """Gates on edges between components."""
 
     name, noun = "edges", "edges"
-    sources = ("corrupt", "mean", "zero")
+    sources = ("corrupt", "mean", "zero", "optimal")
     cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0, softmax=1.6)
     log_axis, head_map = True, ""
 
@@ -154,6 +155,13 @@ class Edges(SharedLevel[EdgeScores]):
         sums = [capture_components(model, tokens).sources.sum((1, 2)) for tokens in token_batches]
         n_tokens = sum(tokens.numel() for tokens in token_batches)
         return torch.stack(sums).sum(0)[:, None, None] / n_tokens
+
+    def optimal(self, model: Model, batches: Sequence[Bucket], context: Context) -> Float[Tensor, "source 1 1 width"]:
+        means = self.mean(model, [batch.corrupt for batch in batches])
+        return fit_edge_constants(model, batches, means[:, 0, 0], context)[:, None, None].to(means)
+
+    def constant_tensors(self, constants: Float[Tensor, "source 1 1 width"]) -> dict[str, Tensor]:
+        return {"sources": constants[:, 0, 0]}
 
     def reads(self, run: Components) -> Components:
         return run

@@ -111,7 +111,7 @@ class Heads(SharedLevel[HeadScores]):
     def optimal(self, model: Model, batches: Sequence[Bucket], context: Context) -> HeadSource:
         means = self.mean(model, [batch.corrupt for batch in batches])
         assert means is not None
-        return fit_head_constants(model, batches, means, context)
+        return list(fit_head_constants(model, batches, torch.stack(list(means)), context).unbind(0))
 
     def reads(self, run: Run) -> HeadSource:
         return run.heads

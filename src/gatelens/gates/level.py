@@ -165,6 +165,10 @@ class Level(ABC, Generic[S]):
         others = " or ".join(self.sources)
         raise GatelensError(f"no optimal constants are fitted for {self.noun}: closed gates can read {others}.")
 
+    def constant_tensors(self, constants: Any) -> dict[str, Tensor]:
+        """Fitted constants (`optimal`) as tensors to save, by name. By default there is one for each layer."""
+        return {str(layer): values for layer, values in enumerate(constants)}
+
     @abstractmethod
     def reads(self, run: Any) -> Any:
         """What closed gates read if their source is this captured run."""

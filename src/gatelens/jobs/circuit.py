@@ -81,9 +81,10 @@ def find_circuit(
             for name in ("validity", "tests", "stability", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
         }
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
+        fitted_on = ranking_tasks if settings.ranks_on_others else [None] * len(tasks)
         # 1. Whether there is an effect to explain.
         try:
-            _check_effect(model, tasks, settings, seed_contexts)
+            _check_effect(model, tasks, fitted_on, settings, seed_contexts)
         except GatelensError:
             run.withdraw()
             raise
@@ -94,8 +95,8 @@ def find_circuit(
         ]
         # 3. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
         circuits = [
-            settings.circuits(model, seeded, own, context)
-            for seeded, own, context in zip(tasks, scores, seed_contexts, strict=True)
+            settings.circuits(model, seeded, own, context, fit)
+            for seeded, own, context, fit in zip(tasks, scores, seed_contexts, fitted_on, strict=True)
         ]
         curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
         curve = replace(curve, ranked_on=len(ranking_tasks[0]) if settings.ranks_on_others else 0)
@@ -132,9 +133,11 @@ def find_circuit(
 
 
 def _save_constants(circuits: Sequence[Circuits], folder: Path) -> None:
-    """Write what closed gates read: one tensor (head, dim) for each task seed and layer."""
+    """Write what closed gates read, for each task seed."""
     tensors = {
-        f"seed-{own.task.seed}.{layer}": values for own in circuits for layer, values in enumerate(own.constants())
+        f"seed-{own.task.seed}.{name}": values
+        for own in circuits
+        for name, values in own.level.constant_tensors(own.constants()).items()
     }
     write_tensors(folder / "constants.safetensors", tensors)
 
@@ -203,13 +206,17 @@ def _split(task: CircuitTask) -> tuple[CircuitTask, CircuitTask]:
 
 
 def _check_effect(
-    model: Model, tasks: Sequence[CircuitTask], settings: CircuitSettings, contexts: Sequence[Context]
+    model: Model,
+    tasks: Sequence[CircuitTask],
+    fitted_on: Sequence[CircuitTask | None],
+    settings: CircuitSettings,
+    contexts: Sequence[Context],
 ) -> None:
     """Raise an error if the effect of all gates cannot be told from 0, and warn if the model lacks the behaviour."""
     level = level_named(settings.level)
     effects = [
-        whole_effect(level, model, seeded, settings.source, context=context)
-        for seeded, context in zip(tasks, contexts, strict=True)
+        whole_effect(level, model, seeded, settings.source, fitted_on=fit, context=context)
+        for seeded, fit, context in zip(tasks, fitted_on, contexts, strict=True)
     ]
     if problem := noise_problem(effects, level, model.name, tasks[0]):
         if not settings.allow_noise:
@@ -256,7 +263,7 @@ def _stability(circuits: Circuits, curve: Curve, settings: CircuitSettings, cont
         k,
         settings.stability,
         lambda task, part: score(model, task, settings, part),
-        lambda task, scores, part: settings.circuits(model, task, scores, part),
+        lambda task, scores, part: settings.circuits(model, task, scores, part, circuits.fitted_on),
         context=context,
     )
 

@@ -44,7 +44,7 @@ class CurveSettings(Settings):
     )
     source: Source = Field(
         default="corrupt",
-        description="what a circuit leaves out is set to: corrupt, mean, zero, or (heads) an optimal constant",
+        description="what a circuit leaves out is set to: corrupt, mean, zero, or (heads and edges) an optimal constant",
     )
     points: int = Field(
         default=0, ge=0, le=10_000, description="how many circuits to evaluate (0: a grid that suits the level)"
@@ -73,9 +73,20 @@ class CurveSettings(Settings):
             raise GatelensError("points is 1: a curve has at least 2 points, or 0 for a grid that suits the level.")
         selection_named(self.selection)
 
-    def circuits(self, model: Model, task: CircuitTask, scores: Scores, context: Context | None = None) -> Circuits:
-        """The circuits of these scores, ordered and closed as the settings say."""
-        return Circuits.of(model, task, scores, self.ranking, self.source, context, self.selection)
+    def circuits(
+        self,
+        model: Model,
+        task: CircuitTask,
+        scores: Scores,
+        context: Context | None = None,
+        fitted_on: CircuitTask | None = None,
+    ) -> Circuits:
+        """The circuits of these scores, ordered and closed as the settings say.
+
+        Arguments:
+            fitted_on: the prompts that optimal constants are fitted on; None: those of the task.
+        """
+        return Circuits.of(model, task, scores, self.ranking, self.source, context, self.selection, fitted_on)
 
 
 def explained_effect(
@@ -85,6 +96,7 @@ def explained_effect(
     settings: CurveSettings | None = None,
     *,
     ranked_on: int = 0,
+    fitted_on: CircuitTask | Sequence[CircuitTask] | None = None,
     context: Context | None = None,
 ) -> Curve:
     """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
@@ -97,6 +109,8 @@ def explained_effect(
             scored on other prompts than those of the task (`gatelens.tasks.batches.hold_out` splits a task).
         ranked_on: how many other prompts the scores come from, for each task seed. The curve records it, so that its
             figures and counts say that its prompts are held out. 0: the scores come from the prompts of the task.
+        fitted_on: the prompts that optimal constants are fitted on, if the source is ``optimal``; a list for several
+            task seeds. None: those of the task.
 
     Returns:
         A curve over all task seeds. Cost: ``level.cost.circuit`` forwards for each circuit: 1 for heads and attention
@@ -107,9 +121,12 @@ def explained_effect(
     all_scores = [scores] if isinstance(scores, Scores) else list(scores)
     if len(tasks) != len(all_scores):
         raise GatelensError(f"{len(tasks)} tasks and {len(all_scores)} scores: give the scores of each task.")
+    fitted = [fitted_on] * len(tasks) if fitted_on is None or isinstance(fitted_on, CircuitTask) else list(fitted_on)
+    if len(fitted) != len(tasks):
+        raise GatelensError(f"{len(tasks)} tasks and {len(fitted)} tasks to fit constants on: give one for each task.")
     circuits = [
-        settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"seed-{i}"))
-        for i, (own, ranked) in enumerate(zip(tasks, all_scores, strict=True))
+        settings.circuits(model, own, ranked, context if len(tasks) == 1 else context.part(f"seed-{i}"), fit)
+        for i, (own, ranked, fit) in enumerate(zip(tasks, all_scores, fitted, strict=True))
     ]
     curve = with_areas(measure_curve(circuits, settings), circuits, all_scores, settings)
     return replace(curve, ranked_on=ranked_on)

@@ -37,6 +37,7 @@ class Circuits:
         orders: positions of the gates from best to worst; one order if all prompts share their gates, otherwise one for
             each prompt, in the order of the task's buckets. k is then the number of gates kept in each prompt.
         source: what gates outside a circuit read.
+        fitted_on: the prompts that optimal constants are fitted on; None: those of the task.
     """
 
     level: Level[Any]
@@ -45,6 +46,7 @@ class Circuits:
     orders: Sequence[Int[Tensor, " _gate"]]
     source: Source = "corrupt"
     context: Context = field(default_factory=Context)
+    fitted_on: CircuitTask | None = None
     _constants: list[Any] = field(default_factory=list, repr=False)  # the value of `constants`, once it is computed
 
     @classmethod
@@ -57,6 +59,7 @@ class Circuits:
         source: Source = "corrupt",
         context: Context | None = None,
         selection: str = TOP,
+        fitted_on: CircuitTask | None = None,
     ) -> Circuits:
         """The circuits of these scores, ordered by a ranking and a selection (`gatelens.gates.selection`)."""
         if scores.is_sample:
@@ -72,7 +75,7 @@ class Circuits:
                 stacklevel=2,
             )
         orders = selected(scores, ranking, selection)
-        return cls(scores.level, model, task, orders, source, context or Context())
+        return cls(scores.level, model, task, orders, source, context or Context(), fitted_on)
 
     @property
     def total(self) -> int:
@@ -82,8 +85,10 @@ class Circuits:
     @cached_property
     def batches(self) -> list[Bucket]:
         """The task's prompts in batches that fit into memory."""
-        level, model = self.level, self.model
-        return batches(self.task, partial(circuit_numbers, level, model), self.context)
+        return self._batches_of(self.task)
+
+    def _batches_of(self, task: CircuitTask) -> list[Bucket]:
+        return batches(task, partial(circuit_numbers, self.level, self.model), self.context)
 
     def constants(self) -> Any:
         """What closed gates read in every prompt, if the source is a mean or an optimal constant.
@@ -92,7 +97,8 @@ class Circuits:
         """
         if not self._constants:
             if self.source == "optimal":
-                constants = self.level.optimal(self.model, self.batches, self.context.part("constants"))
+                prompts = self._batches_of(self.fitted_on or self.task)
+                constants = self.level.optimal(self.model, prompts, self.context.part("constants"))
             else:
                 constants = self.level.mean(self.model, [bucket.corrupt for bucket in self.batches])
             self._constants.append(constants)

@@ -64,15 +64,22 @@ class WholeEffect:
 
 
 def whole_effect(
-    level: Level[Any], model: Model, task: CircuitTask, source: Source = "corrupt", *, context: Context | None = None
+    level: Level[Any],
+    model: Model,
+    task: CircuitTask,
+    source: Source = "corrupt",
+    *,
+    fitted_on: CircuitTask | None = None,
+    context: Context | None = None,
 ) -> WholeEffect:
     """The effect of all gates of a level on a task. Cost: two circuits (``level.cost.circuit``).
 
     Arguments:
         source: what closed gates read.
+        fitted_on: the prompts that optimal constants are fitted on; None: those of the task.
     """
     context = context or Context()
-    circuits = Circuits(level, model, task, [], source, context)
+    circuits = Circuits(level, model, task, [], source, context, fitted_on)
     context.begin(f"effect of all {level.noun}", len(circuits.batches))
     metrics = torch.empty(2, len(task))
     for i, bucket in enumerate(circuits.batches):
