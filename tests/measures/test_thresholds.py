@@ -31,10 +31,19 @@ def test_counts_by_hand() -> None:
     lines = threshold_lines([run("dense", [8, 12, 40]), run("sparse", [2, 4, 10], sparse=True)])
     assert [line.threshold for line in lines] == list(THRESHOLDS)
     assert [line.multiplier for line in lines] == [4, 3, 3, 4, 4]
-    assert [line.dense_count for line in lines[:2]] == ["8 (8 to 8; 5 prompts)", "12 (12 to 12; 5 prompts)"]
+    assert [line.dense_count for line in lines[:2]] == ["8 (1 to 8; 5 prompts)", "12 (9 to 12; 5 prompts)"]
     assert [line.refined for line in lines] == [False, False, False, False, True]
     assert {line.paired for line in lines} == {True}
-    assert lines[0].shown == "4.00x (4.00 to 4.00; 5 prompts)"
+
+
+def test_a_coarse_grid_widens_the_interval() -> None:
+    """At 0.6 the dense model needs 9 to 12 heads and the sparse one 3 or 4; at 0.9 the curves count as refined."""
+    lines = threshold_lines([run("dense", [8, 12, 40]), run("sparse", [2, 4, 10], sparse=True)])
+    assert [line.shown for line in lines[:2]] == [
+        "4.00x (0.50 to 8.00; 5 prompts), no difference shown",
+        "3.00x (2.25 to 4.00; 5 prompts)",
+    ]
+    assert lines[-1].shown == "4.00x (4.00 to 4.00; 5 prompts)"
 
 
 def test_a_threshold_that_one_model_does_not_reach_has_no_multiplier() -> None:

@@ -103,9 +103,17 @@ class Curve(Shown):
         """
         return Interval.of(self.drawn_counts(_draws(*self.none.shape), threshold))
 
-    def counted(self, threshold: float = 0.9) -> Count:
-        """`count_at` with its interval and the number of prompts, for printing."""
-        return Count(self.count_at(threshold), self.count_interval(threshold), self.sample)
+    def counted(self, threshold: float = 0.9, *, coarse: bool = False) -> Count:
+        """`count_at` with its interval and the number of prompts, for printing.
+
+        Arguments:
+            coarse: the grid was not refined around this threshold. The count may then be anywhere above the point
+                before it, and the interval contains all of these numbers.
+        """
+        low, high = self.count_interval(threshold)
+        if coarse:
+            low = Interval.of(self.drawn_counts(_draws(*self.none.shape), threshold, least=True)).low
+        return Count(self.count_at(threshold), Interval(low, high), self.sample)
 
     @property
     def cpr(self) -> Area | None:
@@ -128,17 +136,23 @@ class Curve(Shown):
         point, reached = _first_that_stays(self.effect[None], threshold)
         return int(point[0]) if reached[0] else None
 
-    def drawn_counts(self, weights: Float[Tensor, "draw seed prompt"], threshold: float) -> Float[Tensor, " draw"]:
+    def drawn_counts(
+        self, weights: Float[Tensor, "draw seed prompt"], threshold: float, *, least: bool = False
+    ) -> Float[Tensor, " draw"]:
         """The count of each draw of prompts; infinite if the draw does not reach the threshold.
 
         Arguments:
             weights: how often each draw has each prompt.
+            least: return the smallest count that the grid allows: one gate more than at the point before.
         """
         points, reached = _first_that_stays(self._effects(weights), threshold)
         possible = torch.einsum("wsp,sp->ws", weights.to(self.none), self.everything - self.none)
         usual = (self.everything - self.none).sum(1).sign()
         reached &= ((possible * usual > 0) | (weights.sum(2) == 0)).all(1)
-        return self.kept[points].where(reached, math.inf)
+        counts = self.kept[points]
+        if least:
+            counts = torch.minimum(counts, self.kept[(points - 1).clamp(min=0)] + 1)
+        return counts.where(reached, math.inf)
 
     def of_seed(self, seed: int) -> Curve:
         """The curve of one task seed, by its place in the order of seeds."""
@@ -176,7 +190,7 @@ class Curve(Shown):
         return torch.quantile(effects, 0.025, dim=0), torch.quantile(effects, 0.975, dim=0)
 
 
-def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> Multiplier:
+def multiplier(dense: Curve, sparse: Curve, at: float = 0.9, *, coarse: bool = False) -> Multiplier:
     """How many times fewer gates the sparse model needs: dense count / sparse count. Below 1, it needs more.
 
     The interval is that of a paired bootstrap: the same prompts are drawn for both models, so that prompts which are
@@ -186,6 +200,8 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> Multiplier:
     Arguments:
         dense, sparse: curves of the same level.
         at: the explained effect at which gates are counted.
+        coarse: the grids were not refined around this threshold. A count is then known only to lie between two points,
+            and the interval contains all ratios that this leaves possible.
 
     Example:
         >>> print(multiplier(dense.curve, sparse.curve))
@@ -201,11 +217,12 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9) -> Multiplier:
             f"one of the curves does not reach {at}: ask for a lower threshold or evaluate more points."
         )
     paired = bool(dense.fingerprints) and dense.fingerprints == sparse.fingerprints
-    dense_draws = dense.drawn_counts(_draws(*dense.none.shape), at)
-    sparse_draws = sparse.drawn_counts(_draws(*sparse.none.shape, seed=0 if paired else 1), at)
+    draws = _draws(*dense.none.shape), _draws(*sparse.none.shape, seed=0 if paired else 1)
+    most = dense.drawn_counts(draws[0], at), sparse.drawn_counts(draws[1], at)
+    least = dense.drawn_counts(draws[0], at, least=coarse), sparse.drawn_counts(draws[1], at, least=coarse)
     return Multiplier(
         counts[0] / counts[1] if counts[1] else math.inf,
-        joint_interval(dense_draws, sparse_draws),
+        Interval(joint_interval(least[0], most[1]).low, joint_interval(most[0], least[1]).high),
         (dense.sample, sparse.sample),
         paired,
     )

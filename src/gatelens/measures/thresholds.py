@@ -2,7 +2,8 @@
 
 No threshold is the right one, and a published multiplier whose threshold is not known cannot be compared with a single
 number. Lines are made from saved circuits, so they cost no run of a model. Curves are refined around one threshold
-only: at the others, a count is the next point of a coarser grid.
+only. At the others, a count is the next point of a coarser grid, and its interval contains every number of gates down
+to the point before it.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ def threshold_lines(circuits: Iterable[CircuitResult]) -> list[ThresholdLine]:
 
 
 def _line(dense: CircuitResult, sparse: CircuitResult, threshold: float) -> ThresholdLine:
-    counts = [circuit.curve.counted(threshold) for circuit in (dense, sparse)]
+    refined = all(c.settings.refine > 0 and c.settings.threshold == threshold for c in (dense, sparse))
+    counts = [circuit.curve.counted(threshold, coarse=not refined) for circuit in (dense, sparse)]
     reached = all(count.value is not None for count in counts)
-    ratio = multiplier(dense.curve, sparse.curve, threshold) if reached else None
+    ratio = multiplier(dense.curve, sparse.curve, threshold, coarse=not refined) if reached else None
     return ThresholdLine(
         level=sparse.settings.level,
         method=sparse.settings.method,
@@ -73,7 +75,7 @@ def _line(dense: CircuitResult, sparse: CircuitResult, threshold: float) -> Thre
         dense=dense.model,
         sparse=sparse.model,
         threshold=threshold,
-        refined=all(c.settings.refine > 0 and c.settings.threshold == threshold for c in (dense, sparse)),
+        refined=refined,
         dense_count=str(counts[0]),
         sparse_count=str(counts[1]),
         shown="-" if ratio is None else str(ratio),

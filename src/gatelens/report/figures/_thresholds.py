@@ -16,7 +16,7 @@ from gatelens.report.figures._text import shown, task_title, wrapped
 _CAPTION = (
     "Bars: 95 %, paired bootstrap over prompts. Grey: the interval contains 1, so these prompts show no difference. "
     "Above the dashed line the sparse model needs fewer gates. An arrow is an interval without an end. Grids are "
-    "refined around one threshold only, so counts at the others are coarser."
+    "refined around one threshold only; at the others the bars contain the step of the grid too."
 )
 
 
