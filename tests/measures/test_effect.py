@@ -146,6 +146,20 @@ class TestSeveralSeeds:
         assert first.fingerprints == alone.fingerprints
 
 
+def test_a_curve_is_refined_around_other_thresholds_too() -> None:
+    model, task = tiny("llama"), random_task(n=3, lengths=(6, 5))
+    scores = attribute_edges(model, task)
+    both = CurveSettings(points=4, random_points=0, areas="none", threshold=0.5, also_at=(0.95, 0.5))
+    assert both.refined_at == (0.5, 0.95)
+    curve = explained_effect(model, task, scores, both)
+    assert [refinement(curve, threshold, 0.05) for threshold in both.refined_at] == [[], []]
+    one = both.replace(also_at=())
+    alone = explained_effect(model, task, scores, one)
+    assert refinement(alone, 0.95, 0.05)
+    assert set(alone.asked) < set(curve.asked)
+    assert "also_at" not in one.identity()
+
+
 def test_refined_circuits_are_saved_and_read_again(tmp_path: Path) -> None:
     """A second run reads every circuit from the journal: its model gives another answer to anything it computes."""
     model, task = tiny("llama"), random_task(n=3, lengths=(6, 5))
@@ -209,6 +223,7 @@ class TestOfAModel:
         ({"random_points": -1}, "random_points is -1"),
         ({"threshold": 1.5}, "threshold is 1.5: it must be at most 1"),
         ({"refine": -0.1}, "refine is -0.1: it must be at least 0"),
+        ({"also_at": (0.8, 1.2)}, "also_at is 1.2: a threshold is above 0 and at most 1"),
     ],
 )
 def test_settings_that_make_no_sense(wrong: dict, message: str) -> None:

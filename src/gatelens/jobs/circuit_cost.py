@@ -35,7 +35,7 @@ def circuit_parts(settings: CircuitSettings, graph: Graph, length: int) -> dict[
     fitted = 0.0
     if settings.source == "optimal":
         fitted = settings.seeds * level.cost.learned * optimal.UPDATES * min(optimal.PROMPTS, settings.n)
-    n_points = len(grid) + most_refined_points(grid, settings.refine)
+    n_points = len(grid) + len(settings.refined_at) * most_refined_points(grid, settings.refine)
     if settings.random_points:
         n_points += len(baseline_grid(level, n_gates, settings.random_points))
     if settings.areas != "none":

@@ -24,7 +24,7 @@ from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
-from gatelens.runtime.settings import Settings
+from gatelens.runtime.settings import ADDED, Settings
 from gatelens.tasks.base import CircuitTask
 
 _ROWS = 8  # circuits in one piece of work
@@ -44,7 +44,8 @@ class CurveSettings(Settings):
     )
     source: Source = Field(
         default="corrupt",
-        description="what a circuit leaves out is set to: corrupt, mean, zero, or (heads and edges) an optimal constant",
+        description="what a circuit leaves out is set to: corrupt, mean, zero, or an optimal constant (not for "
+        "attention edges)",
     )
     points: int = Field(
         default=0, ge=0, le=10_000, description="how many circuits to evaluate (0: a grid that suits the level)"
@@ -60,6 +61,9 @@ class CurveSettings(Settings):
         description="add circuits around the count until neighbours differ by this share at most, or by one gate (0: "
         "add none)",
     )
+    also_at: tuple[float, ...] = Field(
+        default=(), description="another threshold to refine the curve around; repeatable", json_schema_extra=ADDED
+    )
     areas: Literal["signed", "absolute", "none"] = Field(
         default="signed", description="ranking of MIB's circuits, for CPR and CMD (none: compute neither)"
     )
@@ -71,7 +75,14 @@ class CurveSettings(Settings):
     def model_post_init(self, _: object) -> None:
         if self.points == 1:
             raise GatelensError("points is 1: a curve has at least 2 points, or 0 for a grid that suits the level.")
+        if wrong := [threshold for threshold in self.also_at if not 0 < threshold <= 1]:
+            raise GatelensError(f"also_at is {wrong[0]:g}: a threshold is above 0 and at most 1, such as 0.8.")
         selection_named(self.selection)
+
+    @property
+    def refined_at(self) -> tuple[float, ...]:
+        """The thresholds that the grid is refined around."""
+        return tuple(dict.fromkeys((self.threshold, *self.also_at))) if self.refine else ()
 
     def circuits(
         self,
@@ -101,7 +112,7 @@ def explained_effect(
 ) -> Curve:
     """The explained effect of keeping the top k gates, with everything else set to its source, for a grid of k.
 
-    The grid is refined around the count at ``settings.threshold``.
+    The grid is refined around the count at ``settings.threshold``, and around those at ``settings.also_at``.
 
     Arguments:
         task: the prompts that circuits are evaluated on; a list for several task seeds.
@@ -180,14 +191,15 @@ def measure_curve(circuits: Sequence[Circuits], settings: CurveSettings) -> Curv
     curve = _evaluate(circuits, first.level.grid(total, settings.points), "curve", settings)
     for own, possible in zip(circuits, (curve.everything - curve.none).mean(1).tolist(), strict=True):
         _refuse_flat(possible, own.level.noun, own.model, own.task)
-    # 2. More circuits around the count and between the ends of its interval.
-    left = REFINED_POINTS if settings.refine else 0
-    for _ in range(ROUNDS):
-        more = refinement(curve, settings.threshold, settings.refine, left) if left else []
-        if not more:
-            break
-        curve = curve.with_points(_evaluate(circuits, more, "refined curve", settings))
-        left -= len(more)
+    # 2. More circuits around the count of each threshold and between the ends of its interval.
+    for threshold in settings.refined_at:
+        left = REFINED_POINTS
+        for _ in range(ROUNDS):
+            more = refinement(curve, threshold, settings.refine, left) if left else []
+            if not more:
+                break
+            curve = curve.with_points(_evaluate(circuits, more, "refined curve", settings))
+            left -= len(more)
     # 3. The baseline.
     if settings.random_points:
         coarse = baseline_grid(first.level, total, settings.random_points)

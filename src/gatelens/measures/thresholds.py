@@ -1,9 +1,9 @@
 """The multiplier at several thresholds: does the comparison of two models depend on where gates are counted?
 
 No threshold is the right one, and a published multiplier whose threshold is not known cannot be compared with a single
-number. Lines are made from saved circuits, so they cost no run of a model. Curves are refined around one threshold
-only. At the others, a count is the next point of a coarser grid, and its interval contains every number of gates down
-to the point before it.
+number. Lines are made from saved circuits, so they cost no run of a model. Curves are refined around one threshold,
+and around others if ``also_at`` names them. Elsewhere, a count is the next point of a coarser grid, and its interval
+contains every number of gates down to the point before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ThresholdLine(MultiplierColumns):
 
 
 def threshold_lines(circuits: Iterable[CircuitResult]) -> list[ThresholdLine]:
-    """Compare every sparse circuit with its dense one at all `THRESHOLDS`, and at the threshold of the runs.
+    """Compare every sparse circuit with its dense one at all `THRESHOLDS`, and where the curves were refined.
 
     Example:
         >>> for line in threshold_lines(map(load_circuit, folders)):
@@ -59,12 +59,12 @@ def threshold_lines(circuits: Iterable[CircuitResult]) -> list[ThresholdLine]:
         _line(dense, sparse, threshold)
         for dense, sparse in pairs
         if dense is not None
-        for threshold in sorted({*THRESHOLDS, sparse.settings.threshold})
+        for threshold in sorted({*THRESHOLDS, sparse.settings.threshold, *sparse.settings.refined_at})
     ]
 
 
 def _line(dense: CircuitResult, sparse: CircuitResult, threshold: float) -> ThresholdLine:
-    refined = all(c.settings.refine > 0 and c.settings.threshold == threshold for c in (dense, sparse))
+    refined = all(threshold in circuit.settings.refined_at for circuit in (dense, sparse))
     counts = [circuit.curve.counted(threshold, coarse=not refined) for circuit in (dense, sparse)]
     reached = all(count.value is not None for count in counts)
     ratio = multiplier(dense.curve, sparse.curve, threshold, coarse=not refined) if reached else None

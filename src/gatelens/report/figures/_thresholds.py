@@ -15,8 +15,8 @@ from gatelens.report.figures._text import shown, task_title, wrapped
 
 _CAPTION = (
     "Bars: 95 %, paired bootstrap over prompts. Grey: the interval contains 1, so these prompts show no difference. "
-    "Above the dashed line the sparse model needs fewer gates. An arrow is an interval without an end. Grids are "
-    "refined around one threshold only; at the others the bars contain the step of the grid too."
+    "Above the dashed line the sparse model needs fewer gates. An arrow is an interval without an end. Where "
+    "grids were not refined, the bars contain the step of the grid too."
 )
 
 
@@ -51,6 +51,8 @@ def thresholds_figure(lines: Sequence[ThresholdLine]) -> Figure:
             model = (line.dense, line.sparse, line.method)
             shift = 0.02 * (models.index(model) - (len(models) - 1) / 2)
             _draw(axis, line, line.threshold + shift, styles[" ".join(model)][0], (low, high))
+    axes[0].set_xticks(sorted({line.threshold for line in lines}))
+    axes[0].margins(x=0.08)
     noun = LEVELS[levels.pop()].noun
     above.supxlabel("Explained effect at which gates are counted")
     above.supylabel(wrapped(f"{noun[0].upper()}{noun[1:]}: dense count / sparse count", 2.2))
