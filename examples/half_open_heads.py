@@ -12,7 +12,7 @@ import sys
 import torch
 
 import gatelens as gl
-from gatelens.gates.responses import mean_log_probs
+from gatelens.gates.responses import score_responses
 from gatelens.measures.ablation import ablation_order, forced
 from gatelens.tasks.batches import as_responses, split
 
@@ -28,7 +28,7 @@ def main(folder: str, most: int) -> None:
         for group_name, heads in (("interfering", order[:count]), ("next in order", order[count:most])):
             groups = [heads, *heads.split(1)]  # all together, then each alone
             rows = [plus, *(forced(plus, group, value) for group in groups for value in (0.0, 1.0))]
-            log_probs = mean_log_probs(model, held_out, torch.stack(rows))
+            log_probs = score_responses(model, held_out, torch.stack(rows)).log_probs.mean(1)
             fitted, ends = log_probs[0], log_probs[1:].view(-1, 2)  # (group, closed or open)
             best = torch.cat([ends[1:], fitted.expand(len(heads), 1)], 1).argmax(1).bincount(minlength=3).tolist()
             print(
