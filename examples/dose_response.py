@@ -6,14 +6,15 @@ The model of `small_model.py` is post-trained to fewer and fewer open keys per q
 doses of one seed are one chain: each begins with the weights and gates of the dose before it. The control is trained
 for as many steps as the whole chain, with all gates open, so that it shows what training does without sparsity.
 
-For every model and task, the circuit is found and counted: how many heads and how many edges explain 90 % of the effect
-(the response)? All runs are folders, so that the same command resumes. The results are `dose-response.csv`, where every
-count has its interval and its number of prompts, `dose-response.png`, and a summary that is printed and written to
-`summary.md`.
+For every model and task, the circuit is found and counted: how many heads, edges and attention edges explain 90 % of
+the effect (the response)? Heads and edges are ranked on as many other prompts. All runs are folders, so that the same
+command resumes. The results are `dose-response.csv`, where every count has its interval and its number of prompts,
+`dose-response.png`, the runs of heads, and a summary that is printed and written to `summary.md`.
 """
 
 import csv
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from small_model import main as train_small_model
 import gatelens
 from gatelens import CircuitSettings, Model
 from gatelens.errors import GatelensError
+from gatelens.gates import LEVELS
 from gatelens.measures.counts import Count, Multiplier
 from gatelens.measures.curves import Curve
 from gatelens.runtime.files import replace_file
@@ -39,9 +41,9 @@ from gatelens.tasks.base import CircuitTask
 
 DOSES = (4.0, 2.0, 1.0, 0.5, 0.25)  # open keys per query and head
 SEEDS = (0, 1, 2)
-STEPS = 80  # for each dose
-PROMPTS = {"heads": 64, "edges": 32}
-TASKS = ("ioi", "greater-than", "ioi-long")  # the dense model does not have docstring
+STEPS, BATCH, RATE = 120, 16, 5e-4  # for each dose: updates, sequences of an update, learning rate
+PROMPTS = {"heads": 64, "edges": 32, "attention": 32}
+TASKS = ("ioi", "docstring", "ioi-long")  # the dense model hardly has greater-than
 THRESHOLD = 0.9
 DENSE, CONTROL = "dense", "control"
 
@@ -70,10 +72,10 @@ class Point:
 def settings(seed: int, **changes: object) -> SparsifySettings:
     common = {
         "steps": STEPS,
-        "batch": 8,
+        "batch": BATCH,
         "length": LENGTH,
         "weights": "full",
-        "learning_rate": 5e-4,
+        "learning_rate": RATE,
         "seed": seed,
         "checkpoint_every": STEPS,
     }
@@ -125,9 +127,9 @@ def measure(name: str, seed: int, model: Model, folder: Path, dense: dict[tuple[
             asked = CircuitSettings(
                 level=level,
                 n=prompts,
-                ranking="per-prompt",
+                held_out=level != "attention",
                 threshold=THRESHOLD,
-                points=16,
+                points=12,
                 random_points=0,
                 areas="none",
                 sample=0,
@@ -170,7 +172,7 @@ def write_table(points: list[Point], path: Path) -> None:
 
 def draw(points: list[Point], path: Path) -> None:
     """Counts against keys per query, a panel for each level and task; bars are intervals, lines join a seed's doses."""
-    colours = {DENSE: "black", CONTROL: "0.6"} | {str(seed): f"C{seed}" for seed in SEEDS}
+    colours = {DENSE: "black", CONTROL: "0.6"} | {f"seed {seed}": f"C{seed}" for seed in SEEDS}
     figure = Figure(figsize=(3 * len(TASKS), 2.4 * len(PROMPTS) + 0.8), layout="constrained")
     axes = figure.subplots(len(PROMPTS), len(TASKS), squeeze=False)
     for row, level in zip(axes, PROMPTS, strict=True):
@@ -182,18 +184,17 @@ def draw(points: list[Point], path: Path) -> None:
                     continue
                 low, high = (end if end is not None else count.value for end in count.interval)
                 bars = [[max(0, count.value - low)], [max(0, high - count.value)]]
-                chain = point.model if point.model in colours else str(point.seed)
+                chain = point.model if point.model in (DENSE, CONTROL) else f"seed {point.seed}"
                 chains.setdefault(chain, []).append((point.keys, count.value))
                 axis.errorbar(point.keys, count.value, bars, fmt="o", markersize=3, color=colours[chain], linewidth=0.8)
             for chain, values in chains.items():
-                label = chain if chain in (DENSE, CONTROL) else f"seed {chain}"
-                axis.plot(*zip(*values, strict=True), color=colours[chain], linewidth=0.8, label=label)
-            axis.set(xscale="log", title=f"{task}: {level}", ylim=(0, None))
-            if row is axes[-1]:
-                axis.set_xlabel("open keys per query and head")
-        row[0].set_ylabel(f"{level} for {THRESHOLD:.0%} of the effect")
-    axes[0, -1].legend(fontsize=7)
-    prompts = ", ".join(f"{n} for {level}" for level, n in PROMPTS.items())
+                axis.plot(*zip(*values, strict=True), color=colours[chain], linewidth=0.8, label=chain)
+            axis.margins(y=0.1)
+            axis.set(xscale="log", title=task, ylim=(0, None))
+        row[0].set_ylabel(f"{LEVELS[level].noun} for {THRESHOLD:.0%}")
+    axes[0, -1].legend(fontsize=7, loc="lower right")
+    prompts = ", ".join(f"{n} for {LEVELS[level].noun}" for level, n in PROMPTS.items())
+    figure.supxlabel("open keys per query and head", fontsize=10)
     figure.suptitle(f"Bars: 95 % intervals over prompts ({prompts})", fontsize=10)
     figure.savefig(path, dpi=130)
 
@@ -245,6 +246,8 @@ def main(folder: Path, out: Path) -> None:
         write_table(points, out / "dose-response.csv")
         draw(points, out / "dose-response.png")
         replace_file(out / "summary.md", summary(points))
+    for run in (folder / "circuits").glob("*-heads"):  # what `gatelens report` reads
+        shutil.copytree(run, out / "cells" / run.name, ignore=shutil.ignore_patterns("example.*"), dirs_exist_ok=True)
     print(summary(points))
 
 

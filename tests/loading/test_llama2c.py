@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama2c_files import write_llama2c
 
 import gatelens
 from gatelens import GatelensError, Model
@@ -120,16 +121,42 @@ class PlainTokenizer:
             tokens[place : place + 2] = [token]
 
 
+@pytest.fixture(scope="module", params=["made", "stories"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that is made here and, where it is on the machine, a real one."""
+    if request.param == "stories":
+        return Path(request.getfixturevalue("stories_folder"))
+    made = tmp_path_factory.mktemp("llama2c") / "made"
+    made.mkdir()
+    write_llama2c(made, SENTENCES)
+    return made
+
+
 @pytest.fixture(scope="module")
-def plain_tokenizer(stories_folder: Path) -> PlainTokenizer:
-    return PlainTokenizer(stories_folder / "tok512.bin", 512)
+def model(folder: Path) -> Model:
+    return gatelens.load(folder)
 
 
-def test_logits_are_llama2cs(stories: Model, stories_folder: Path) -> None:
-    tokens = stories.tokenizer(SENTENCES[0]).input_ids
+def checkpoint(folder: Path) -> Path:
+    (file,) = (path for path in folder.glob("*.bin") if not path.name.startswith("tok"))
+    return file
+
+
+def pieces(folder: Path) -> Path:
+    return next(folder.glob("tok*.bin"))
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer(folder: Path) -> PlainTokenizer:
+    vocab = struct.unpack_from("<7i", checkpoint(folder).read_bytes())[5]
+    return PlainTokenizer(pieces(folder), vocab)
+
+
+def test_logits_are_llama2cs(model: Model, folder: Path) -> None:
+    tokens = model.tokenizer(SENTENCES[0]).input_ids
     with torch.no_grad():
-        logits = stories.hf(torch.tensor([tokens])).logits[0].numpy()
-    expected = numpy_logits(stories_folder / "stories260K.bin", tokens)
+        logits = model.hf(torch.tensor([tokens])).logits[0].numpy()
+    expected = numpy_logits(checkpoint(folder), tokens)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -143,70 +170,70 @@ def test_it_tells_a_story(stories: Model) -> None:
 
 
 @pytest.mark.parametrize("text", SENTENCES)
-def test_tokens_are_llama2cs(stories: Model, plain_tokenizer: PlainTokenizer, text: str) -> None:
-    assert stories.tokenizer(text).input_ids == plain_tokenizer.encode(text)
+def test_tokens_are_llama2cs(model: Model, plain_tokenizer: PlainTokenizer, text: str) -> None:
+    assert model.tokenizer(text).input_ids == plain_tokenizer.encode(text)
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.sampled_from("aeot hnsl.,!\n'ABTé日"), max_size=30))
-def test_tokens_of_any_text_are_llama2cs(stories: Model, plain_tokenizer: PlainTokenizer, text: str) -> None:
-    assert stories.tokenizer(text).input_ids == plain_tokenizer.encode(text)
+def test_tokens_of_any_text_are_llama2cs(model: Model, plain_tokenizer: PlainTokenizer, text: str) -> None:
+    assert model.tokenizer(text).input_ids == plain_tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", SENTENCES)
-def test_decoding_gives_the_text_back(stories: Model, text: str) -> None:
-    assert stories.tokenizer.decode(stories.tokenizer(text).input_ids, skip_special_tokens=True) == text
+def test_decoding_gives_the_text_back(model: Model, text: str) -> None:
+    assert model.tokenizer.decode(model.tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
-def test_an_untied_checkpoint_has_its_own_unembedding(stories_folder: Path, tmp_path: Path) -> None:
+def test_an_untied_checkpoint_has_its_own_unembedding(folder: Path, tmp_path: Path) -> None:
     """A negative vocabulary size says so; the matrix stands at the end."""
-    data = (stories_folder / "stories260K.bin").read_bytes()
+    data = checkpoint(folder).read_bytes()
     head = list(struct.unpack_from("<7i", data))
     width, vocab = head[0], head[5]
     head[5] = -vocab
     own = np.random.default_rng(0).normal(size=(vocab, width)).astype("<f4")
     (tmp_path / "mine.bin").write_bytes(struct.pack("<7i", *head) + data[28:] + own.tobytes())
-    shutil.copy(stories_folder / "tok512.bin", tmp_path)
+    shutil.copy(pieces(folder), tmp_path)
     hf, _ = read_llama2c(tmp_path / "mine.bin")
     assert np.array_equal(hf.lm_head.weight.detach().numpy(), own)
     assert not np.array_equal(hf.model.embed_tokens.weight.detach().numpy(), own)
 
 
-def test_the_file_itself_can_be_loaded_in_another_dtype(stories_folder: Path) -> None:
-    model = gatelens.load(stories_folder / "stories260K.bin", dtype=torch.bfloat16)
-    assert model.dtype == torch.bfloat16
-    assert model.name == "stories260K.bin"
+def test_the_file_itself_can_be_loaded_in_another_dtype(folder: Path) -> None:
+    loaded = gatelens.load(checkpoint(folder), dtype=torch.bfloat16)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.name == checkpoint(folder).name
 
 
-@pytest.mark.parametrize("name", ["stories260K.bin", ""])
-def test_a_device_map_is_refused(stories_folder: Path, name: str) -> None:
-    with pytest.raises(GatelensError, match="is loaded to one device: give no device_map"):
-        gatelens.load(stories_folder / name, device_map="auto")
+def test_a_device_map_is_refused(folder: Path) -> None:
+    for source in (folder, checkpoint(folder)):
+        with pytest.raises(GatelensError, match="is loaded to one device: give no device_map"):
+            gatelens.load(source, device_map="auto")
 
 
 @pytest.mark.parametrize("size", [30, 1000, -4])
-def test_a_truncated_checkpoint_is_refused(stories_folder: Path, tmp_path: Path, size: int) -> None:
-    (tmp_path / "cut.bin").write_bytes((stories_folder / "stories260K.bin").read_bytes()[:size])
-    shutil.copy(stories_folder / "tok512.bin", tmp_path)
+def test_a_truncated_checkpoint_is_refused(folder: Path, tmp_path: Path, size: int) -> None:
+    (tmp_path / "cut.bin").write_bytes(checkpoint(folder).read_bytes()[:size])
+    shutil.copy(pieces(folder), tmp_path)
     with pytest.raises(GatelensError, match=r"cut\.bin .*truncated; copy it again"):
         gatelens.load(tmp_path)
 
 
-def test_a_missing_tokenizer_is_asked_for(stories_folder: Path, tmp_path: Path) -> None:
-    shutil.copy(stories_folder / "stories260K.bin", tmp_path)
+def test_a_missing_tokenizer_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(checkpoint(folder), tmp_path)
     with pytest.raises(GatelensError, match=r"needs its llama2\.c tokenizer, one file tok\*\.bin in the same folder"):
         gatelens.load(tmp_path)
 
 
-def test_a_truncated_tokenizer_is_refused(stories_folder: Path, tmp_path: Path) -> None:
-    shutil.copy(stories_folder / "stories260K.bin", tmp_path)
-    (tmp_path / "tok512.bin").write_bytes((stories_folder / "tok512.bin").read_bytes()[:1000])
-    with pytest.raises(GatelensError, match=r"tok512\.bin is not a llama2\.c tokenizer of 512 pieces"):
+def test_a_truncated_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(checkpoint(folder), tmp_path)
+    (tmp_path / "tok.bin").write_bytes(pieces(folder).read_bytes()[:1000])
+    with pytest.raises(GatelensError, match=r"tok\.bin is not a llama2\.c tokenizer of \d+ pieces"):
         gatelens.load(tmp_path)
 
 
-def test_other_files_are_not_taken_for_checkpoints(stories_folder: Path, tmp_path: Path) -> None:
-    assert is_llama2c(stories_folder / "stories260K.bin")
+def test_other_files_are_not_taken_for_checkpoints(folder: Path, tmp_path: Path) -> None:
+    assert is_llama2c(checkpoint(folder))
     for name, data in {
         "empty": b"",
         "short": b"abc",
