@@ -93,11 +93,16 @@ def metric_of(task: CircuitTask) -> Callable[[Tensor], Tensor]:
 
 
 def random_task(model: Model) -> CircuitTask:
-    """Prompts and answers of random tokens."""
+    """Prompts and answers of random tokens, with roles."""
     torch.manual_seed(0)
     vocabulary = int(model.hf.config.vocab_size)
+    roles = [f"part {position // 3}" for position in range(LENGTH)]  # and the first and the last token: 8 roles
     tokens = [
-        PairTokens(*torch.randint(0, vocabulary, (2, LENGTH)).tolist(), *torch.randint(0, vocabulary, (2, 1)).tolist())
+        PairTokens(
+            *torch.randint(0, vocabulary, (2, LENGTH)).tolist(),
+            *torch.randint(0, vocabulary, (2, 1)).tolist(),
+            roles=roles,
+        )
         for _ in range(PROMPTS)
     ]
     return from_tokens("random", 0, [Pair("clean", "corrupt", ("right",), ("wrong",))] * PROMPTS, tokens)

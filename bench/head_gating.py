@@ -1,4 +1,7 @@
-"""The cost of one update of causal head gating, in plain forward-backwards: ``python -m bench.head_gating``."""
+"""The cost of causal head gating in plain forwards (F) and forward-backwards (FB): ``python -m bench.head_gating``.
+
+One update of the fits, and the ablation curves of a seed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,16 @@ from bench.measurements import Measurement, quick, show
 from bench.timing import ratios
 from gatelens import GatelensError, HeadGatingSettings, Model
 from gatelens.gates.fitting import loss_and_gradient
+from gatelens.gates.roles import KINDS, HeadRoles
+from gatelens.measures.ablation import ablation_curve
 from gatelens.methods.head_gating import nll_objective
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Example, ResponseBatch, ResponseTask
 
 EXAMPLES, PROMPT, RESPONSE = 8, 28, 4
 AT_MOST = {1: 0.75, 8: 5.5}
+# A user holds out 64 examples. Both sides of the ratio grow with their number, so a few are enough.
+HELD_OUT, ABLATED, EVERY, CURVES_AT_MOST = 8, 50, 5, 12.0
 
 
 def main() -> None:
@@ -40,6 +47,13 @@ def main() -> None:
         show(
             Measurement(f"{model.name}: update of {seeds} seed(s)", ratio, "FB", float(seeds), AT_MOST.get(int(seeds)))
         )
+    if not quick():
+        task = gatelens.task("syntax", model, n=HELD_OUT, seed=1)
+        assert isinstance(task, ResponseTask)
+        jobs = {"curves": curves(model, task)}
+        cost = ratios(forwards(model, task), jobs, repeats=1, warm=False)["curves"]
+        name = f"{model.name}: ablation curves of a seed, {ABLATED // EVERY + 1} points, {len(KINDS)} kinds"
+        show(Measurement(name, cost, "F", most=CURVES_AT_MOST))
 
 
 def random_batch(model: Model) -> ResponseBatch:
@@ -73,6 +87,29 @@ def update(model: Model, batch: ResponseBatch, seeds: int) -> Callable[[], objec
     def run() -> None:
         _, logits.grad = loss_and_gradient(logits, 0, objective)
         adam.step()
+
+    return run
+
+
+def forwards(model: Model, task: ResponseTask) -> Callable[[], object]:
+    """The unit F: the Hugging Face model on all examples, in batches of similar lengths, with all logits."""
+
+    @torch.no_grad()
+    def run() -> None:
+        for batch in task.batches(EXAMPLES):
+            model.hf(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False)
+
+    return run
+
+
+def curves(model: Model, task: ResponseTask) -> Callable[[], object]:
+    """The ablation curves of all kinds, for one seed with random gates."""
+    gates = torch.rand(3, 1, model.n_layers, model.n_heads)
+    roles = HeadRoles(gates[0], gates[1], gates[2], torch.zeros(3, 1, 1))
+
+    def run() -> None:
+        for kind in KINDS:
+            ablation_curve(model, task, roles, kind, ABLATED, every=EVERY, batch=EXAMPLES)
 
     return run
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gatelens.tasks.tokens import Pair, PairTokens
 
 BUDGET_GB, LENGTH, PROMPTS = 0.25, 24, 512
 VOCAB = 49_152
+TOKENIZER = Path(__file__).parents[1] / "tests" / "trained_model"
 
 
 def main() -> None:
@@ -85,7 +87,15 @@ def circuit(level: str, method: str) -> Callable[[Model, CircuitTask], object]:
         from gatelens.measures.circuit_result import CircuitSettings
 
         few = CircuitSettings(
-            level=level, method=method, points=4, random_points=0, refine=0.0, sample=0, describe=0, memory_gb=BUDGET_GB
+            level=level,
+            method=method,
+            points=4,
+            random_points=0,
+            refine=0.0,
+            sample=0,
+            describe=0,
+            allow_noise=True,
+            memory_gb=BUDGET_GB,
         )
         return find_circuit(model, task, few)
 
@@ -105,10 +115,51 @@ def roles(model: Model, task: CircuitTask) -> object:
     return find_roles(model, as_responses(task), settings)
 
 
+def contrast(model: Model, task: CircuitTask) -> object:
+    """The job of `gatelens contrast`: two halves of the prompts as two tasks."""
+    from gatelens.jobs.contrast import find_contrast
+    from gatelens.measures.contrast_result import TwoTaskSettings
+    from gatelens.tasks.batches import as_responses, split
+
+    examples = as_responses(task)
+    n = len(examples) // 2
+    if n < 2:  # the first, small call: two examples for each task
+        examples, n = as_responses(random_task(4)), 2
+    keep, lose = split(examples, n)
+    settings = TwoTaskSettings(seeds=2, updates=2, batch=min(64, n), n=n, memory_gb=BUDGET_GB)
+    return find_contrast(model, keep, lose, settings)
+
+
+def relations(model: Model, task: CircuitTask) -> object:
+    """The job of `gatelens relations`, with the tokenizer of the tests, which splits most words into several tokens."""
+    from transformers import AutoTokenizer
+
+    from gatelens.jobs.relations import find_relations
+    from gatelens.measures.relations_result import RelationsSettings
+
+    model = replace(model, tokenizer=AutoTokenizer.from_pretrained(TOKENIZER))
+    n = min(24, len(task))
+    return find_relations(model, RelationsSettings(seeds=2, updates=1, batch=n, n=n, shots=4, memory_gb=BUDGET_GB))
+
+
+def effect(model: Model, task: CircuitTask) -> object:
+    """The job of `gatelens effect`, of every other edge."""
+    from gatelens.measures.effect import edges_effect
+    from gatelens.model.graph import Graph
+    from gatelens.runtime.context import Context
+
+    edges = Graph.of(model.anatomy).edges.clone()
+    edges[::2] = False
+    return edges_effect(model, task, edges, context=Context(BUDGET_GB))
+
+
 JOBS: dict[str, Callable[[Model, CircuitTask], object]] = {
     **{f"circuit, {level}": circuit(level, "eap") for level in LEVELS},
     "circuit, heads by patching": circuit("heads", "patching"),
+    "effect": effect,
     "gate": roles,
+    "contrast": contrast,
+    "relations": relations,
 }
 
 

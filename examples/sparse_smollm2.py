@@ -25,6 +25,9 @@ from gatelens.sparse.sparsify import SparsifySettings, sparsify
 
 TO_ONE_KEY = SparsifySettings(
     steps=2200,
+    batch=2,
+    length=256,
+    lengths=(32, 64, 64, 128, 128, 256, 256),
     keys=0.85,
     ramp=0.5,
     cooldown=0.35,

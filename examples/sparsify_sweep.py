@@ -32,7 +32,7 @@ RECIPES: dict[str, dict[str, object]] = {
     "no-rest-values": {"rest": False},
     "all-linear": {"projections": ("all-linear",)},
     "rank-4": {"rank": 4},
-    "length-256": {"lengths": ()},
+    "one-length": {"lengths": ()},
     "per-query": {"penalty": "per-query"},
 }
 
@@ -40,7 +40,7 @@ RECIPES: dict[str, dict[str, object]] = {
 def main(folder: Path, out: Path, tokens: int) -> None:
     smollm2 = gatelens.load("smollm2")
     texts = write_texts(folder / "sparse-smollm2-text", lambda: smollm2)
-    default = SparsifySettings(keys=KEYS, bf16=True, merge=False, checkpoint_every=25)
+    default = SparsifySettings(batch=2, length=256, keys=KEYS, bf16=True, merge=False, checkpoint_every=25)
     steps = tokens // (default.batch * default.length)
     default = default.replace(steps=steps, judge_every=steps)
     sweep, finished = folder / f"sweep-{tokens}", []

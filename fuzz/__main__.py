@@ -1,7 +1,7 @@
 """Try 20,000 damaged inputs: ``python -m fuzz [--inputs N] [--seed N] [--out FOLDER] [KIND ...]``.
 
-An input fails if it raises anything but a `GatelensError`, takes more than 20 seconds, or takes more than 1 GB. The
-inputs that fail are written to the folder, each with its error.
+An input fails if it raises anything but a `GatelensError`, takes more than 20 seconds of processor time, or more than
+1 GB. The inputs that fail are written to the folder, each with its error.
 """
 
 from __future__ import annotations

@@ -21,8 +21,20 @@ from gatelens.tasks.tokens import Pair, PairTokens
 def make_task(prompts: list[tuple[list[int], list[int], int, int]], seed: int = 0) -> CircuitTask:
     """The task of these (clean, corrupt, answer, wrong) tokens."""
     pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(len(prompts))]
-    tokens = [PairTokens(clean, corrupt, [answer], [wrong]) for clean, corrupt, answer, wrong in prompts]
+    tokens = [
+        PairTokens(clean, corrupt, [answer], [wrong], _some_roles(len(clean), i))
+        for i, (clean, corrupt, answer, wrong) in enumerate(prompts)
+    ]
     return from_tokens("toy", seed, pairs, tokens)
+
+
+def _some_roles(length: int, number: int) -> list[str]:
+    """Two named roles, whose order differs between prompts. Other positions have the roles of their place."""
+    roles = ["" for _ in range(length)]
+    for place, role in zip((1, 2), ("name", "verb") if number % 2 else ("verb", "name"), strict=True):
+        if place < length - 1:
+            roles[place] = role
+    return roles
 
 
 def random_task(n: int = 3, lengths: tuple[int, ...] = (9,), seed: int = 0) -> CircuitTask:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gatelens.gates.circuit import Explanation as Explanation
     from gatelens.gates.edges import EdgeScores as EdgeScores
     from gatelens.gates.heads import HeadScores as HeadScores
+    from gatelens.gates.role_edges import RoleEdgeScores as RoleEdgeScores
     from gatelens.gates.roles import Contrast as Contrast
     from gatelens.gates.roles import ContrastAccuracy as ContrastAccuracy
     from gatelens.gates.roles import HeadRoles as HeadRoles
@@ -122,6 +123,7 @@ _MODULES = {
     "gatelens.gates.scores": ("ScoredGate", "Scores"),
     "gatelens.gates.heads": ("HeadScores",),
     "gatelens.gates.edges": ("EdgeScores",),
+    "gatelens.gates.role_edges": ("RoleEdgeScores",),
     "gatelens.gates.attention": ("AttentionScores",),
     "gatelens.gates.circuit": ("Circuit", "Explanation"),
     "gatelens.gates.roles": ("Contrast", "ContrastAccuracy", "HeadRoles"),

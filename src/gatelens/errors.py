@@ -21,6 +21,12 @@ class GatelensError(Exception):
     """A mistake that the user can correct: one sentence that says what was asked, what exists and what to do.
 
     The command line prints it without a traceback and ends with exit code 2.
+
+    Example:
+        try:
+            gatelens.task("iou", model)
+        except gatelens.GatelensError as error:
+            print(error)  # no task 'iou': tasks are ... Did you mean 'ioi'? ...
     """
 
 

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from commands import run
 
 import gatelens
-from gatelens import GatelensError, RolesSettings, cli
+from gatelens import GatelensError, Model, RolesSettings, cli
+from gatelens.gates.edges import EdgeScores
 from gatelens.measures.circuit_result import load_circuit
+from gatelens.measures.exchange import write_graph
 from gatelens.methods.registry import methods
+from gatelens.model.graph import Graph
 
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -110,13 +115,13 @@ class TestMistakes:
         self,
         words: list[str],
         message: str,
-        stories_folder: Path,
+        trained_folder: Path,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        words = [str(stories_folder) if word == "MODEL" else word for word in words]
+        words = [str(trained_folder) if word == "MODEL" else word for word in words]
         assert run(monkeypatch, "circuit", *words, "--no-check", "--out", str(tmp_path / "out")) == 2
         said = capsys.readouterr().err.strip()
         assert message in said
@@ -175,18 +180,18 @@ class TestMistakes:
         assert "circuit" in capsys.readouterr().out
 
     def test_out_is_a_file(
-        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "out"
         out.write_text("mine")
-        assert run(monkeypatch, "circuit", str(stories_folder), "induction", "--no-check", "--out", str(out)) == 2
+        assert run(monkeypatch, "circuit", str(trained_folder), "induction", "--no-check", "--out", str(out)) == 2
         assert "is a file" in capsys.readouterr().err
         assert out.read_text() == "mine"
 
 
 class TestPresets:
     @pytest.fixture
-    def asked(self, monkeypatch: pytest.MonkeyPatch, stories_folder: Path) -> Callable[..., RolesSettings]:
+    def asked(self, monkeypatch: pytest.MonkeyPatch, trained_folder: Path) -> Callable[..., RolesSettings]:
         """Calls ``gatelens gate`` with further words; returns the settings that its job gets."""
         seen: list[RolesSettings] = []
 
@@ -196,7 +201,7 @@ class TestPresets:
 
         def ask(*words: str) -> RolesSettings:
             monkeypatch.setattr("gatelens.jobs.roles.find_roles", job)
-            assert run(monkeypatch, "gate", str(stories_folder), "induction", "--no-check", *words) == 2
+            assert run(monkeypatch, "gate", str(trained_folder), "induction", "--no-check", *words) == 2
             return seen.pop()
 
         return ask
@@ -234,13 +239,49 @@ def test_an_interruption_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "gatelens: stopped; the same command starts again.\n"
 
 
+@pytest.mark.parametrize(
+    "command", ["circuit", "contrast", "effect", "evaluate", "gate", "relations", "sparsify", "study"]
+)
+def test_every_command_that_runs_a_model_for_long_has_a_quick_one(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    assert "--quick" in capsys.readouterr().out
+
+
 class TestCircuit:
+    def test_the_dense_model_beside_a_sparse_one(
+        self, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "160")
+        sizes = (
+            "--method eap --n 3 --points 4 --sample 0 --random-points 0 --describe 2 --allow-noise --option length=4"
+        )
+        words = ["circuit", str(trained_folder), "induction", *sizes.split()]
+        assert run(monkeypatch, *words, "--out", str(tmp_path / "dense")) == 0
+        assert " dense " not in capsys.readouterr().out
+        for n, dense in enumerate((trained_folder, tmp_path / "dense")):
+            given = ["--bias", "0.5", "--dense", str(dense), "--out", str(tmp_path / f"sparse-{n}")]
+            assert run(monkeypatch, *words, *given) == 0
+            saved = load_circuit(tmp_path / f"sparse-{n}")
+            assert saved.dense == load_circuit(tmp_path / "dense").model
+            assert saved.heads is not None
+            assert saved.heads.dense is not None
+            said = capsys.readouterr().out.splitlines()
+            printed = [line.split("│")[2].strip() for line in said if line.startswith("│ dense")]
+            scores = [saved.heads.dense.line(own.head) for own in saved.heads.lines]
+            shown = [f"{one.score:+.2f} ({one.low:+.2f} to {one.high:+.2f})" if one else "-" for one in scores]
+            assert printed == shown
+        assert run(monkeypatch, *words, "--dense", "nowhere", "--out", str(tmp_path / "new")) == 2
+        assert "nowhere" in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+
     def test_writes_a_run_and_says_so(
-        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("COLUMNS", "160")
         settings = "--level edges --method eap-ig --steps 2 --n 3 --points 4 --sample 6 --allow-noise --option length=4"
-        words = ["circuit", str(stories_folder), "induction", *settings.split(), "--out", str(tmp_path / "out")]
+        words = ["circuit", str(trained_folder), "induction", *settings.split(), "--out", str(tmp_path / "out")]
         assert run(monkeypatch, *words) == 0
         said = capsys.readouterr()
         assert "memory: about" in said.out
@@ -255,8 +296,28 @@ class TestCircuit:
         assert run(monkeypatch, *words) == 0  # complete: shown again, not computed
         assert load_circuit(tmp_path / "out").seconds == result.seconds
 
+    def test_the_effect_of_all_edges_is_the_whole_effect(
+        self, trained: Model, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        graph = Graph.of(trained.anatomy)
+        scores = EdgeScores(torch.ones(graph.edges.shape), graph, "any")
+        write_graph(tmp_path / "all.json", scores, graph.edges, trained.anatomy.width)
+        words = ["effect", str(trained_folder), "gender-pronoun", str(tmp_path / "all.json"), "--quick"]
+        assert run(monkeypatch, *words) == 0
+        cost, answer = capsys.readouterr().out.splitlines()
+        assert cost.startswith("cost: about 72 forward passes of one prompt, ")  # 8 x (2 captures + 4 circuits of 1.75)
+        count = f"{graph.n_edges:,}"
+        assert answer == (
+            f"{count} of {count} edges are on a path in the circuit and explain 1.000; all other edges explain 0.000 "
+            "(8 prompts)"
+        )
+        assert run(monkeypatch, *words, "--n", "3") == 0
+        assert "(3 prompts)" in capsys.readouterr().out
+        assert run(monkeypatch, *(word.replace("gender-pronoun", "syntax") for word in words)) == 2
+        assert "the task syntax has target responses and no corrupt prompts" in capsys.readouterr().err
+
     def test_a_default_folder(
-        self, stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
         words = [
@@ -273,16 +334,16 @@ class TestCircuit:
             "--no-check",
             "--allow-noise",
         ]
-        assert run(monkeypatch, "circuit", str(stories_folder), "induction", *words) == 0
-        assert load_circuit("runs/stories260k-induction-heads-eap").validity.correlation is None
+        assert run(monkeypatch, "circuit", str(trained_folder), "induction", *words) == 0
+        assert load_circuit("runs/trained_model-induction-heads-eap").validity.correlation is None
 
 
 def test_inspect_prints_counts(
-    stories_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert run(monkeypatch, "inspect", str(stories_folder), "--length", "10", "--no-check") == 0
+    assert run(monkeypatch, "inspect", str(trained_folder), "--length", "10", "--no-check") == 0
     said = capsys.readouterr().out
-    # 5 layers: 1 + 9 l sources below layer l, read by 8 + 4 + 4 inputs, and with 8 heads by the MLP; 46 by the logits.
-    assert f"{sum(16 * (1 + 9 * n) + (9 + 9 * n) for n in range(5)) + 46:,} (k and v inputs per KV head)" in said
-    assert f"{55 * 40:,}" in said
+    # 4 layers: 1 + 9 l sources below layer l, read by 8 + 4 + 4 inputs, and with 8 heads by the MLP; 37 by the logits.
+    assert f"{sum(16 * (1 + 9 * n) + (9 + 9 * n) for n in range(4)) + 37:,} (k and v inputs per KV head)" in said
+    assert f"{55 * 32:,}" in said

@@ -2,7 +2,7 @@
 
 A page shows readers sensible models and sizes, but a test has to run in seconds. HTML comments change the code:
 
-    <!-- test: stand-in -->                 from here on, use stories260k instead of smollm2
+    <!-- test: stand-in -->                 from here on, use the model of the tests instead of smollm2
     <!-- test: no stand-in -->              from here on, use smollm2 again
     <!-- test: replace "n=64" by "n=4" -->  from here on
     <!-- test: run -->                      run the next shell block instead of only parsing it
@@ -27,7 +27,7 @@ _PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _REPLACE = re.compile(r'replace "(.*)" by "(.*)"')
-_STAND_IN = (r"(?<![\w/-])(sparse-)?smollm2(?![\w-])", r"\1stories260k")
+_STAND_IN = (r"(?<![\w/-])(sparse-)?smollm2(?![\w-])", r"\1trained-model")
 
 
 @dataclass(frozen=True)

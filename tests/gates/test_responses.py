@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
-from gatelens.gates import fitting, responses
-from gatelens.gates.fitting import draw_batch
+from gatelens.gates import responses
+from gatelens.gates.fit_plan import draw_batch, uniform_start
 from gatelens.gates.responses import response_log_probs, share_known, token_counts
 from gatelens.methods.head_gating import nll_objective
 from gatelens.runtime.context import Context
@@ -31,6 +31,31 @@ def test_log_probs_do_not_depend_on_padding(family: Model, side: str) -> None:
         torch.testing.assert_close(log_probs, torch.tensor(wanted), atol=2e-5, rtol=2e-5)
 
 
+def test_gradients_of_gates_are_those_of_plain_forwards(family: Model) -> None:
+    task = any_task(4)
+    batch = task.batch(range(4))
+    gates = torch.rand(2, family.n_layers, family.n_heads, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    weights = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    (gradient,) = torch.autograd.grad((weights * response_log_probs(family, batch, gates)).sum(), gates)
+    wanted = [plain_log_prob(family, example, row).sum() for row in gates for example in task.examples]
+    (plain,) = torch.autograd.grad((weights.flatten() * torch.stack(wanted)).sum(), gates)
+    torch.testing.assert_close(gradient, plain, atol=2e-3, rtol=1e-3)
+
+
+def test_the_last_layer_runs_only_where_responses_are_predicted() -> None:
+    model, batch = tiny("llama"), any_task(4).batch(range(4))
+    n_tokens: list[int] = []
+    for block in model.anatomy.blocks:
+        block.mlp.down_proj.register_forward_pre_hook(lambda _, args: n_tokens.append(args[0].shape[:-1].numel()))
+    response_log_probs(model, batch, torch.rand(2, model.n_layers, model.n_heads))
+    n_responses = int(token_counts(batch).sum())
+    assert n_responses < batch.tokens.numel()
+    assert n_tokens == [2 * batch.tokens.numel()] * (model.n_layers - 1) + [2 * n_responses]
+    plain = model.hf(batch.tokens, use_cache=False)  # the model is as before
+    assert plain.logits.shape[:2] == batch.tokens.shape
+    assert n_tokens[-1] == batch.tokens.numel()
+
+
 def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
     model = tiny("gpt2")
     examples = [Example("one", "a", (1, 2, 3), (4,)), Example("any", "a", (5, 6), (7,), also=(8, 9))]
@@ -41,11 +66,11 @@ def test_the_model_is_asked_for_any_of_several_right_answers() -> None:
     torch.testing.assert_close(log_probs, torch.stack([single, several]).log(), atol=1e-5, rtol=0)
 
 
-def test_several_answers_of_a_circuit_task_all_count(stories: Model) -> None:
+def test_several_answers_of_a_circuit_task_all_count(trained: Model) -> None:
     from gatelens import task
     from gatelens.tasks.batches import as_responses
 
-    circuit = task("induction", stories, n=2)
+    circuit = task("induction", trained, n=2)
     answers = [int(answer) for answer in circuit.answer_ids[:, 0]]  # type: ignore[union-attr]
     ids = torch.tensor(
         [[answers[0], 5, answers[0], 6, 5], [answers[1], -1, -1, -1, -1]]
@@ -72,7 +97,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPa
     handle.remove()
     size = {1: 1, 30: 3}.get(tokens, 10)
     parts = [lengths[start : start + size] for start in range(0, 10, size)]
-    assert shapes == [(2 * len(part), part[-1]) for part in parts]
+    assert shapes == [(len(part), part[-1]) for part in parts]  # rows are copied by the layers
     wanted = [[plain_log_prob(model, example, row).mean() for example in task.examples] for row in gates]
     torch.testing.assert_close(losses, -torch.tensor(wanted).mean(1), atol=1e-5, rtol=1e-5)
 
@@ -87,7 +112,7 @@ def test_short_sequences_go_through_plain_attention_with_the_same_gradient(
     used = []
     for block in model.hf.model.layers:
         block.register_forward_pre_hook(lambda *_: used.append(model.hf.config._attn_implementation))
-    logits, expected = (fitting.uniform_start(model, [0]).requires_grad_() for _ in range(2))
+    logits, expected = (uniform_start(model, [0]).requires_grad_() for _ in range(2))
     responses.nll(model, batch, logits.sigmoid()).mean(1).sum().backward()
     assert set(used) == {"eager" if longest else "sdpa"}
     assert model.hf.config._attn_implementation == "sdpa"
@@ -126,16 +151,16 @@ def test_a_task_without_examples_is_refused() -> None:
         fit_head_gates(tiny("gpt2"), ResponseTask("none", 0, []))
 
 
-def test_the_share_known_is_that_of_plain_first_choices(stories: Model) -> None:
+def test_the_share_known_is_that_of_plain_first_choices(trained: Model) -> None:
     from gatelens import task
 
-    syntax = task("syntax", stories, n=12)
+    syntax = task("syntax", trained, n=12)
     assert isinstance(syntax, ResponseTask)
     hits = []
     for example in syntax.examples:
-        first = stories.hf(torch.tensor([example.prompt_ids + example.response_ids])).logits[0].argmax(-1)
+        first = trained.hf(torch.tensor([example.prompt_ids + example.response_ids])).logits[0].argmax(-1)
         hits += (first[len(example.prompt_ids) - 1 : -1] == torch.tensor(example.response_ids)).tolist()
-    assert share_known(stories, syntax) == pytest.approx(sum(hits) / len(hits))
+    assert share_known(trained, syntax) == pytest.approx(sum(hits) / len(hits))
 
 
 @pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")

@@ -3,7 +3,7 @@
 python interrupted.py < JOBS: one line of JSON for each job, {"words": [...], "signal": "SIGINT", "phase": "fit G",
 "at": 3}. The job is the command line with these words. It gets the signal when it reports piece or step number `at` of
 the phase for the first time; without a phase, when sparsify begins step number `at`. The process prints a line of JSON
-for each job: its exit code and what it wrote to stderr.
+for each job: its exit code and what it wrote to stderr. SIGKILL ends the process.
 """
 
 from __future__ import annotations

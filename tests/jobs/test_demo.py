@@ -44,20 +44,20 @@ def test_the_first_task_has_an_edge_graph_too() -> None:
 
 
 def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
-    stories: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stories.hf.save_pretrained(tmp_path / "stories")
-    stories.tokenizer.save_pretrained(tmp_path / "stories")
+    trained.hf.save_pretrained(tmp_path / "trained")
+    trained.tokenizer.save_pretrained(tmp_path / "trained")
     study = tmp_path / "demo.toml"
     small = "n = 2\nsteps = 1\npoints = 3\nrandom_points = 0\nsample = 0\ndescribe = 2\nallow_noise = true\n"
-    study.write_text(f'[models]\nstories = "stories"\n[circuit]\ntasks = ["induction", "ioi"]\n{small}')
+    study.write_text(f'[models]\ntrained = "trained"\n[circuit]\ntasks = ["induction", "ioi"]\n{small}')
     monkeypatch.setattr(gatelens.jobs.demo, "STUDY", study)
     monkeypatch.setenv("COLUMNS", "200")
     assert run(monkeypatch, "demo", "--out", str(tmp_path / "out")) == 0
     page = tmp_path / "out" / "induction" / "report" / "index.html"
     assert page.exists()
     said = capsys.readouterr().out
-    best = load_circuit(tmp_path / "out" / "induction" / "cells" / "heads-induction-stories")
+    best = load_circuit(tmp_path / "out" / "induction" / "cells" / "heads-induction-trained")
     in_order = (
         "cost: 1 cell, about",
         "what the best heads do",
@@ -69,5 +69,5 @@ def test_a_part_of_the_demo_has_a_folder_and_a_report_of_its_own(
     places = [said.index(part) for part in in_order]
     assert places == sorted(places)
     whole = run_demo(out=tmp_path / "out")  # beside it
-    assert whole.outcomes["heads-induction-stories"].status == "done"
+    assert whole.outcomes["heads-induction-trained"].status == "done"
     assert run(monkeypatch, "demo", "--all", "--task", "ioi") == 2

@@ -15,10 +15,10 @@ from gatelens.measures.exchange import read_graph
 
 
 @pytest.fixture(scope="module")
-def run(stories: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(trained: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "induction edges"
     settings = CircuitSettings(level="edges", method="eap", n=3, points=9, random_points=0, sample=0, allow_noise=True)
-    find_circuit(stories, "induction", settings, out=folder, options={"length": 5})
+    find_circuit(trained, "induction", settings, out=folder, options={"length": 5})
     return folder
 
 

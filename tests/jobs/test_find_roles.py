@@ -5,19 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import kill, run
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -38,8 +33,8 @@ FIRST_VERSION = Path(__file__).parents[2] / "results" / "head-ablation-smollm2" 
 SMALL = RolesSettings(seeds=2, updates=60, batch=4, n=8, held_out=4, most=6, every=3)
 
 
-def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None:
-    result = find_roles(stories, "induction", SMALL, out=tmp_path / "run")
+def test_a_folder_holds_the_whole_result(trained: Model, tmp_path: Path) -> None:
+    result = find_roles(trained, "induction", SMALL, out=tmp_path / "run")
     again = load_roles(tmp_path / "run")
     assert again.settings == SMALL
     for kind in KINDS:
@@ -61,7 +56,7 @@ def test_a_folder_holds_the_whole_result(stories: Model, tmp_path: Path) -> None
         assert torch.equal(before.own, after.own)
     needed = (result.roles.facilitation >= 0.5).flatten(1).sum(1)
     assert float(last["of kind"]) == pytest.approx(needed.clamp(max=6).float().mean().item())
-    assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == stories.fingerprint
+    assert json.loads((tmp_path / "run" / "asked.json").read_text())["model"]["fingerprint"] == trained.fingerprint
     assert not list((tmp_path / "run").glob("*.png"))  # the command line draws, not the job
     assert sorted(path.name for path in draw_run(tmp_path / "run")) == ["ablation.png", "roles.png"]
     assert all((tmp_path / "run" / f"{name}.png").stat().st_size > 1000 for name in ("roles", "ablation"))
@@ -102,18 +97,18 @@ def test_a_file_of_a_later_version_or_a_damaged_one_is_one_sentence(tmp_path: Pa
         load_roles(tmp_path / "run")
 
 
-def test_a_task_is_as_good_as_its_name(stories: Model, tmp_path: Path) -> None:
+def test_a_task_is_as_good_as_its_name(trained: Model, tmp_path: Path) -> None:
     settings = RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1)
-    by_name = find_roles(stories, "induction", settings, out=tmp_path / "run")
-    task = make_task("induction", stories, n=6)
-    assert torch.equal(find_roles(stories, task, settings).roles.losses, by_name.roles.losses)
-    assert find_roles(stories, task, settings, out=tmp_path / "run").seconds == by_name.seconds  # it was loaded
+    by_name = find_roles(trained, "induction", settings, out=tmp_path / "run")
+    task = make_task("induction", trained, n=6)
+    assert torch.equal(find_roles(trained, task, settings).roles.losses, by_name.roles.losses)
+    assert find_roles(trained, task, settings, out=tmp_path / "run").seconds == by_name.seconds  # it was loaded
     with pytest.raises(GatelensError, match="the task induction is already made, so the options source cannot"):
-        find_roles(stories, task, settings, options={"source": "other"})
+        find_roles(trained, task, settings, options={"source": "other"})
 
 
-def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(stories: Model) -> None:
-    result = find_roles(stories, "induction", RolesSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
+def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(trained: Model) -> None:
+    result = find_roles(trained, "induction", RolesSettings(seeds=2, updates=1, n=4, held_out=2, most=6))
     curves = [replace(x, heads=torch.tensor([6, 6]), own=torch.tensor([1.0, 2.0])) for x in result.curves]
     printed = io.StringIO()
     Console(width=80, file=printed).print(roles_table(replace(result, curves=curves)))
@@ -123,22 +118,22 @@ def test_the_table_tells_what_just_the_heads_of_a_kind_do_where_they_run_out(sto
     assert printed.getvalue().count("+1.50  with just these heads") == 1
 
 
-def test_what_is_known_is_that_of_the_held_out_examples(stories: Model) -> None:
-    result = find_roles(stories, "syntax", RolesSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
+def test_what_is_known_is_that_of_the_held_out_examples(trained: Model) -> None:
+    result = find_roles(trained, "syntax", RolesSettings(seeds=1, updates=1, n=8, held_out=4, most=1))
     fitted, held_out = (
-        share_known(stories, part) for part in split(as_responses(make_task("syntax", stories, n=12)), 8)
+        share_known(trained, part) for part in split(as_responses(make_task("syntax", trained, n=12)), 8)
     )
     assert result.known == pytest.approx(held_out)
     assert fitted != pytest.approx(held_out)
 
 
-def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path) -> None:
-    result = find_roles(stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
+def test_the_scores_are_saved_not_only_the_gates(trained: Model, tmp_path: Path) -> None:
+    result = find_roles(trained, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path)
     saved = load_file(tmp_path / "roles.safetensors")
     for kind in KINDS:
         assert torch.equal(saved[kind], result.roles.kind(kind))
     records = list(csv.DictReader((tmp_path / "roles.csv").open()))
-    assert len(records) == stories.n_layers * stories.n_heads * len(KINDS)
+    assert len(records) == trained.n_layers * trained.n_heads * len(KINDS)
     (record,) = [record for record in records if (record["head"], record["kind"]) == ("L1H2", "irrelevance")]
     plus, minus = result.roles.plus[:, 1, 2], result.roles.minus[:, 1, 2]
     assert [float(record[f"seed {seed}"]) for seed in range(2)] == pytest.approx(
@@ -148,7 +143,7 @@ def test_the_scores_are_saved_not_only_the_gates(stories: Model, tmp_path: Path)
 
 
 def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_free(
-    stories: Model, tmp_path: Path
+    trained: Model, tmp_path: Path
 ) -> None:
     own = tmp_path / "own.jsonl"
     lines = ['{"prompt": "Once upon a", "response": " time"}'] * 5
@@ -158,12 +153,12 @@ def test_a_bad_held_out_example_is_found_before_the_fit_and_the_folder_stays_fre
     with pytest.raises(
         GatelensError, match=r"1 of 6 lines is bad(.|\n)*line 6: it has \d+ tokens, and the model can read 512"
     ):
-        find_roles(stories, str(own), settings, out=tmp_path / "run")
+        find_roles(trained, str(own), settings, out=tmp_path / "run")
     own.write_text("\n".join([*lines, lines[0]]))
-    find_roles(stories, str(own), settings, out=tmp_path / "run")
+    find_roles(trained, str(own), settings, out=tmp_path / "run")
 
 
-def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_examples_are_not_fitted_on(trained: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[tuple[int, ...]]] = {}
 
     def watch(name: str) -> None:
@@ -179,55 +174,38 @@ def test_held_out_examples_are_not_fitted_on(stories: Model, monkeypatch: pytest
 
     watch("fit_head_gates")
     watch("ablation_curve")
-    find_roles(stories, "induction", RolesSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
+    find_roles(trained, "induction", RolesSettings(seeds=1, updates=1, n=6, held_out=5, most=1))
     assert {name: len(prompts) for name, prompts in seen.items()} == {"fit_head_gates": 6, "ablation_curve": 5}
     assert not seen["fit_head_gates"] & seen["ablation_curve"]
 
 
-def test_a_killed_run_continues_with_the_same_numbers(stories: Model, stories_folder: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gatelens",
-        "gate",
-        str(stories_folder),
-        "induction",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    command += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
-    command += ["--most", "6", "--every", "3"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in the same order as in this process
-    begun = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone)
-    while not list((tmp_path / "run" / "pieces").glob("G+*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+def test_a_killed_run_continues_with_the_same_numbers(trained: Model, trained_folder: Path, tmp_path: Path) -> None:
+    words = ["gate", str(trained_folder), "induction", "--out", str(tmp_path / "run")]
+    words += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]
+    words += ["--most", "6", "--every", "3"]
+    kill(words, "fit G+ and G-", 40)  # updates are saved every 25
+    assert list((tmp_path / "run" / "pieces").glob("G+*.safetensors"))
     assert not (tmp_path / "run" / "result.json").exists()
     clock = tmp_path / "run" / "pieces" / "seconds.json"
-    assert 0 < json.loads(clock.read_text())["seconds"] < time.monotonic() - begun
+    assert json.loads(clock.read_text())["seconds"] > 0
     clock.write_text('{"seconds": 1000}')
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
-    assert done.returncode == 0, done.stderr
-    assert 1000 < load_roles(tmp_path / "run").seconds < 1120
-    whole = find_roles(stories, "induction", SMALL)
+    resumed = find_roles(trained, "induction", SMALL, out=tmp_path / "run")
+    assert resumed.seconds > 1000
+    whole = find_roles(trained, "induction", SMALL)
     for kind in KINDS:
-        torch.testing.assert_close(
-            load_roles(tmp_path / "run").roles.kind(kind), whole.roles.kind(kind), atol=1e-6, rtol=0
-        )
+        torch.testing.assert_close(resumed.roles.kind(kind), whole.roles.kind(kind), atol=1e-6, rtol=0)
 
 
-def test_the_cost_is_that_of_the_passes_that_are_made(stories: Model) -> None:
+def test_the_cost_is_that_of_the_passes_that_are_made(trained: Model) -> None:
     settings = RolesSettings(seeds=2, updates=3, batch=4, n=8, held_out=4, most=6, every=3)
     passes = {True: 0, False: 0}  # examples, with and without a backward pass
 
     def count(_: object, args: tuple[torch.Tensor, ...]) -> None:
         passes[torch.is_grad_enabled()] += len(args[0])
 
-    handle = stories.hf.get_input_embeddings().register_forward_pre_hook(count)
-    find_roles(stories, "induction", settings)
+    # Rows of gates share the layers below their first difference; the last layer runs for every row.
+    handle = trained.hf.get_decoder().layers[-1].self_attn.k_proj.register_forward_pre_hook(count)
+    find_roles(trained, "induction", settings)
     handle.remove()
     assert passes[True] == 3 * 2 * 3 * 4
     known = settings.n + settings.held_out  # whether the model knows the responses is not estimated
@@ -235,9 +213,9 @@ def test_the_cost_is_that_of_the_passes_that_are_made(stories: Model) -> None:
 
 
 def test_the_cost_is_printed_before_the_work_and_not_for_a_finished_run(
-    stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["gate", str(stories_folder), "induction", "--quick", "--updates", "1", "--n", "4", "--held-out", "2"]
+    words = ["gate", str(trained_folder), "induction", "--quick", "--updates", "1", "--n", "4", "--held-out", "2"]
     words += ["--out", str(tmp_path / "run"), "--no-check"]
     assert run(monkeypatch, *words) == 0
     printed = capsys.readouterr().out
@@ -246,17 +224,31 @@ def test_the_cost_is_printed_before_the_work_and_not_for_a_finished_run(
     assert "forward passes" not in capsys.readouterr().out
 
 
-def test_too_few_examples_are_refused(stories: Model, tmp_path: Path) -> None:
+def test_too_few_examples_are_refused(trained: Model, tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 3)
     with pytest.raises(GatelensError, match="has 3 examples, fewer than 8 to fit and 4 to hold out"):
-        find_roles(stories, str(own), SMALL)
+        find_roles(trained, str(own), SMALL)
 
 
-def test_another_request_in_the_same_folder_is_refused(stories: Model, tmp_path: Path) -> None:
+def test_another_request_in_the_same_folder_is_refused(trained: Model, tmp_path: Path) -> None:
     settings = RolesSettings(seeds=1, updates=1, n=4, held_out=2, most=1)
-    find_roles(stories, "induction", settings, out=tmp_path / "run")
+    find_roles(trained, "induction", settings, out=tmp_path / "run")
     with pytest.raises(GatelensError, match="holds a run with updates 1, not 2: "):
         find_roles(
-            stories, "induction", RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
+            trained, "induction", RolesSettings(seeds=1, updates=2, n=4, held_out=2, most=1), out=tmp_path / "run"
         )
+
+
+def test_the_table_says_which_fits_ended_early(trained: Model) -> None:
+    settings = RolesSettings(seeds=2, updates=3, n=4, held_out=2, most=1)
+    result = find_roles(trained, "induction", settings)
+    losses = result.roles.losses.clone()
+    losses[1, 1:, 0] = losses[2, 2:, 1] = float("nan")  # as `fit_gates` leaves the updates that it does not make
+    early = replace(result, roles=replace(result.roles, losses=losses))
+    said = []
+    for shown in (result, early):
+        printed = io.StringIO()
+        Console(width=120, file=printed).print(roles_table(shown))
+        said.append("2 of 6 fits ended after 1 to 2 of 3 updates: their gates stood still" in printed.getvalue())
+    assert said == [False, True]

@@ -34,24 +34,24 @@ SETTINGS = CircuitSettings(
 )
 
 
-def test_is_the_curve_of_scores_on_other_prompts(stories: Model) -> None:
+def test_is_the_curve_of_scores_on_other_prompts(trained: Model) -> None:
     """By hand: eight prompts, four of which are ranked on."""
-    result = find_circuit(stories, "induction", SETTINGS, options={"length": 5})
-    ranked, evaluated = hold_out(make_task("induction", stories, n=8, seed=0, length=5), 4)
-    scores = attribute_heads(stories, ranked, steps=2)
-    curve = explained_effect(stories, evaluated, scores, SETTINGS, ranked_on=4)
+    result = find_circuit(trained, "induction", SETTINGS, options={"length": 5})
+    ranked, evaluated = hold_out(make_task("induction", trained, n=8, seed=0, length=5), 4)
+    scores = attribute_heads(trained, ranked, steps=2)
+    curve = explained_effect(trained, evaluated, scores, SETTINGS, ranked_on=4)
     assert torch.equal(result.scores[0].scores, scores.scores)
     assert torch.equal(result.curve.metrics, curve.metrics)
     assert result.curve.fingerprints == (evaluated.fingerprint(),)
     assert result.settings.n == 4
     assert str(result.count.sample) == str(curve.sample) == "4 held-out prompts"
-    same = find_circuit(stories, evaluated, SETTINGS.replace(held_out=False))
+    same = find_circuit(trained, evaluated, SETTINGS.replace(held_out=False))
     assert not torch.equal(result.scores[0].scores, same.scores[0].scores)
     assert str(same.count.sample) == "4 prompts"
 
 
-def test_every_file_and_table_says_so(stories: Model, tmp_path: Path) -> None:
-    result = find_circuit(stories, "induction", SETTINGS.replace(seeds=2), out=tmp_path, options={"length": 5})
+def test_every_file_and_table_says_so(trained: Model, tmp_path: Path) -> None:
+    result = find_circuit(trained, "induction", SETTINGS.replace(seeds=2), out=tmp_path, options={"length": 5})
     assert json.loads((tmp_path / "result.json").read_text())["ranked_on"] == 4
     with (tmp_path / "curve.csv").open() as opened:
         lines = list(csv.DictReader(opened))
@@ -63,11 +63,11 @@ def test_every_file_and_table_says_so(stories: Model, tmp_path: Path) -> None:
     assert "absolute score on 4 other prompts of each seed" in cells
 
 
-def test_attention_edges_are_ranked_in_their_own_prompt(stories: Model) -> None:
+def test_attention_edges_are_ranked_in_their_own_prompt(trained: Model) -> None:
     settings = SETTINGS.replace(level="attention", method="eap")
-    result = find_circuit(stories, "induction", settings, options={"length": 5})
+    result = find_circuit(trained, "induction", settings, options={"length": 5})
     assert result.curve.ranked_on == 0
-    assert result.curve.fingerprints == (make_task("induction", stories, n=4, seed=0, length=5).fingerprint(),)
+    assert result.curve.fingerprints == (make_task("induction", trained, n=4, seed=0, length=5).fingerprint(),)
 
 
 def test_a_given_task_is_cut_in_half() -> None:
@@ -83,10 +83,10 @@ def test_too_few_different_prompts(n: int) -> None:
         find_circuit(tiny("llama"), replace(task, pairs=pairs), SETTINGS)
 
 
-def test_a_circuit_is_compared_with_one_that_was_ranked_alike(stories: Model) -> None:
+def test_a_circuit_is_compared_with_one_that_was_ranked_alike(trained: Model) -> None:
     def circuit(model: str, **changes: Any) -> Any:
         settings = SETTINGS.replace(**changes)
-        return replace(find_circuit(stories, "induction", settings, options={"length": 5}), model=model)
+        return replace(find_circuit(trained, "induction", settings, options={"length": 5}), model=model)
 
     sparse = replace(circuit("sparse"), dense="dense")
     dense, other = circuit("dense"), circuit("dense", held_out=False)

@@ -23,7 +23,7 @@ DRIVER = Path(__file__).parent / "interrupted.py"
 TINY_FITS = "--seeds 1 --updates 6 --batch 2 --no-check"
 STUDY = """
 [models]
-stories = "{model}"
+trained = "{model}"
 [circuit]
 tasks = ["induction"]
 n = 3
@@ -52,9 +52,9 @@ def interrupt(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_job_says_where_it_stopped_and_continues(
-    stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study, model = tmp_path / "study.toml", str(stories_folder)
+    study, model = tmp_path / "study.toml", str(trained_folder)
     study.write_text(STUDY.format(model=model))
     pieces = ["--n", "3", "--points", "3", "--sample", "0", "--option", "length=4", "--memory-gb", "0.0001"]
     pieces.append("--allow-noise")
@@ -74,8 +74,8 @@ def test_every_job_says_where_it_stopped_and_continues(
             2,
             "fit contrast, 2 of 6",
         ),
-        "study": (["study", str(study)], "SIGTERM", 2, "heads-induction-stories: score heads, 2 of 3"),
-        "demo": (["demo"], "SIGINT", 2, "heads-induction-stories: score heads, 2 of 3"),
+        "study": (["study", str(study)], "SIGTERM", 2, "heads-induction-trained: score heads, 2 of 3"),
+        "demo": (["demo"], "SIGINT", 2, "heads-induction-trained: score heads, 2 of 3"),
     }
     asked = [
         {
@@ -97,20 +97,20 @@ def test_every_job_says_where_it_stopped_and_continues(
         assert list(Path(job["words"][-1]).glob("**/result.json"))
 
 
-def test_a_fit_keeps_the_updates_that_it_has_made(stories_folder: Path, tmp_path: Path) -> None:
+def test_a_fit_keeps_the_updates_that_it_has_made(trained_folder: Path, tmp_path: Path) -> None:
     """Updates are saved every 25 or 15 seconds; a signal saves the last one at once."""
-    words = ["gate", str(stories_folder), "induction", "--n", "4", "--held-out", "2", *TINY_FITS.split()]
+    words = ["gate", str(trained_folder), "induction", "--n", "4", "--held-out", "2", *TINY_FITS.split()]
     words += ["--out", str(tmp_path / "run")]
     ended = interrupt([{"words": words, "signal": "SIGINT", "phase": "fit G", "at": at} for at in (3, 5)])
     assert [re.findall(r"fit G, (\d) of 6", end["stderr"]) for end in ended] == [["3"], ["5"]]
 
 
-def test_sparsify_saves_the_step_at_which_it_stopped(stories_folder: Path, tmp_path: Path) -> None:
+def test_sparsify_saves_the_step_at_which_it_stopped(trained_folder: Path, tmp_path: Path) -> None:
     """Steps 1 to 4, then 5 to 7, then 8: the same numbers as at once, and no step is made twice."""
     text = tmp_path / "text.txt"
-    text.write_text("Once upon a time, there was a little girl named Lily. " * 60)
+    text.write_text("Anna went to the park and bought a map. " * 60)
     options = ["--steps", "8", "--batch", "1", "--length", "16", "--checkpoint-every", "3", "--no-check"]
-    words = ["sparsify", str(stories_folder), "--text", str(text), *options, "--out"]
+    words = ["sparsify", str(trained_folder), "--text", str(text), *options, "--out"]
     stopped = [{"words": [*words, str(tmp_path / "run")], "signal": name, "at": at} for name, at in STOPS]
     at_once = {"words": [*words, str(tmp_path / "at once")], "signal": "SIGINT", "at": 99}
     ended = interrupt([*stopped, at_once])

@@ -34,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_relation_is_judged_by_gates_that_have_not_seen_it(
-    stories: Model, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Model, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[tuple[ResponseTask, ResponseTask]] = []
     fit = job.fit_contrast_gates
@@ -44,20 +44,20 @@ def test_each_relation_is_judged_by_gates_that_have_not_seen_it(
         return fit(model, keep, lose, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(job, "fit_contrast_gates", spy)
-    result = find_relations(stories, SMALL, source=source, out=tmp_path / "run")
+    result = find_relations(trained, SMALL, source=source, out=tmp_path / "run")
     assert [(fit.keep, fit.lose, fit.relation) for fit in result.fits] == [
         ("instruction", "examples", "antonym"),
         ("instruction", "examples", "capitalize"),
         ("examples", "instruction", "antonym"),
         ("examples", "instruction", "capitalize"),
     ]
-    tasks = relation_tasks(stories, SMALL, source)
+    tasks = relation_tasks(trained, SMALL, source)
     for (keep, lose), outcome in zip(fitted, result.fits, strict=True):
         (other,) = {"antonym", "capitalize"} - {outcome.relation}
         assert keep.examples == tasks[outcome.keep][other].examples
         assert lose.examples == tasks[outcome.lose][other].examples
         assert [x.response for x in keep.examples] == [x.response for x in lose.examples]
-        judged = score_responses(stories, tasks[outcome.lose][outcome.relation], outcome.contrast.gates)
+        judged = score_responses(trained, tasks[outcome.lose][outcome.relation], outcome.contrast.gates)
         torch.testing.assert_close(outcome.accuracy.lose, judged.accuracy)
     # The folder holds everything.
     again = load_relations(tmp_path / "run")
@@ -72,8 +72,8 @@ def test_each_relation_is_judged_by_gates_that_have_not_seen_it(
     assert float(lines[1]["accuracy"]) == pytest.approx(float(result.fits[0].accuracy.lose.mean()), abs=1e-6)
 
 
-def test_ten_examples_or_an_instruction_ask_for_the_same_words(stories: Model) -> None:
-    tasks = relation_tasks(stories, RelationsSettings(n=2))
+def test_ten_examples_or_an_instruction_ask_for_the_same_words(trained: Model) -> None:
+    tasks = relation_tasks(trained, RelationsSettings(n=2))
     assert [*tasks] == [*WAYS]
     assert len(tasks["examples"]) == 6
     for relation in tasks["examples"]:
@@ -84,13 +84,13 @@ def test_ten_examples_or_an_instruction_ask_for_the_same_words(stories: Model) -
 
 
 def test_from_the_command_to_the_figure(
-    stories_folder: Path,
+    trained_folder: Path,
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["relations", str(stories_folder), "--source", str(source), "--out", str(tmp_path / "run"), "--no-check"]
+    words = ["relations", str(trained_folder), "--source", str(source), "--out", str(tmp_path / "run"), "--no-check"]
     words += ["--seeds", "2", "--updates", "1", "--batch", "2", "--n", "3", "--shots", "2"]
     assert run(monkeypatch, *words) == 0
     printed = capsys.readouterr().out
@@ -109,12 +109,12 @@ def test_from_the_command_to_the_figure(
         assert dots[f"_{fit.relation} lose"] == pytest.approx(float(fit.accuracy.lose.mean()))
 
 
-def test_the_cost_counts_both_ways_of_all_fits(stories: Model, source: Path) -> None:
+def test_the_cost_counts_both_ways_of_all_fits(trained: Model, source: Path) -> None:
     # 2 ways x 2 relations, 2 tasks: 2 seeds x 1 update x 2 examples forward and back; 2 seeds and open gates on 3.
-    assert relations_cost(stories, SMALL, source).forwards == 4 * 2 * (2 * 2 * 1 * 2 + 3 * 3)
+    assert relations_cost(trained, SMALL, source).forwards == 4 * 2 * (2 * 2 * 1 * 2 + 3 * 3)
 
 
-def test_a_folder_without_relations_is_refused(stories: Model, tmp_path: Path) -> None:
+def test_a_folder_without_relations_is_refused(trained: Model, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="has 0 files of relations, and at least 2 are needed"):
-        find_relations(stories, SMALL, source=tmp_path, out=tmp_path / "run")
+        find_relations(trained, SMALL, source=tmp_path, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

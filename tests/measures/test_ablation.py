@@ -199,10 +199,10 @@ def test_contrastive_gates_are_not_fitted_on_what_is_held_out() -> None:
 
 
 def test_two_ways_of_asking_from_the_command_to_the_file(
-    stories_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "[red]run"  # this name is data, not markup
-    command = ["gatelens", "contrast", str(stories_folder), "word-pairs", "word-pairs", "--out", str(run)]
+    command = ["gatelens", "contrast", str(trained_folder), "word-pairs", "word-pairs", "--out", str(run)]
     command += ["--keep-option", "ask=instruction", "--lose-option", "ask=examples", "--n", "8"]
     command += ["--seeds", "2", "--updates", "2", "--batch", "2"]
     monkeypatch.setattr("sys.argv", command)
@@ -219,9 +219,9 @@ def test_two_ways_of_asking_from_the_command_to_the_file(
     assert not (run / "pieces").exists()
 
 
-def test_a_contrast_of_version_0_1_still_opens(stories: Model, tmp_path: Path) -> None:
+def test_a_contrast_of_version_0_1_still_opens(trained: Model, tmp_path: Path) -> None:
     settings = TwoTaskSettings(n=4, seeds=1, updates=1)
-    result = find_contrast(stories, "syntax", "induction", settings, out=tmp_path)
+    result = find_contrast(trained, "syntax", "induction", settings, out=tmp_path)
     saved = read_json(tmp_path / "result.json")
     assert saved.pop("schema_version") == 2
     names = {"keep_open": "keep open", "lose_open": "lose open", "keep_gated": "kept", "lose_gated": "lost"}
@@ -235,9 +235,9 @@ def test_a_contrast_of_version_0_1_still_opens(stories: Model, tmp_path: Path) -
     assert torch.equal(again.contrast.gates, result.contrast.gates)
 
 
-def test_a_task_cannot_be_kept_and_lost_at_once(stories: Model, tmp_path: Path) -> None:
+def test_a_task_cannot_be_kept_and_lost_at_once(trained: Model, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="syntax cannot be kept and lost at once: give two tasks that differ"):
-        find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=8), out=tmp_path / "run")
+        find_contrast(trained, "syntax", "syntax", TwoTaskSettings(n=8), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -247,13 +247,13 @@ def test_too_few_examples_to_hold_out() -> None:
         fit_contrast(copying_model(), task, task, ContrastSettings(seeds=1, updates=1))
 
 
-def test_a_refused_contrast_leaves_its_folder_free(stories: Model, tmp_path: Path) -> None:
+def test_a_refused_contrast_leaves_its_folder_free(trained: Model, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="too few to hold out"):
-        find_contrast(stories, "syntax", "syntax", TwoTaskSettings(n=2, seeds=1, updates=1), out=tmp_path / "run")
+        find_contrast(trained, "syntax", "syntax", TwoTaskSettings(n=2, seeds=1, updates=1), out=tmp_path / "run")
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "Once upon a", "response": " time"}\n' * 5)
     with pytest.raises(GatelensError, match="5 examples, fewer than the 8 asked for"):
-        find_contrast(stories, "syntax", str(own), TwoTaskSettings(n=8, seeds=1, updates=1), out=tmp_path / "run")
+        find_contrast(trained, "syntax", str(own), TwoTaskSettings(n=8, seeds=1, updates=1), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -293,27 +293,30 @@ def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
         )
 
 
-def test_saved_runs_are_compared(stories: Model, tmp_path: Path) -> None:
+def test_saved_runs_are_compared(trained: Model, tmp_path: Path) -> None:
     result = find_roles(
-        stories, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
+        trained, "induction", RolesSettings(seeds=2, updates=2, n=4, held_out=2, most=1), out=tmp_path / "g"
     )
     settings = CircuitSettings(method="patching", n=4, points=3, sample=0, allow_noise=True)
-    circuit = find_circuit(stories, "induction", settings, out=tmp_path / "c")
+    circuit = find_circuit(trained, "induction", settings, out=tmp_path / "c")
     (scores,) = circuit.scores
     assert isinstance(scores, HeadScores)
     direct = compare_with_patching(result.roles, replace(scores, method="patching"), k=3)  # as the file names it
     assert compare_runs(tmp_path / "g", tmp_path / "c", k=3) == direct
+    few = {"n": 4, "points": 3, "sample": 0, "describe": 0, "allow_noise": True}
     for level in ("edges", "attention"):
-        few = {"n": 4, "points": 3, "sample": 0, "describe": 0}
-        settings = CircuitSettings(level=level, method="eap", seeds=2, allow_noise=True, **few)
-        circuit = find_circuit(stories, "induction", settings, out=tmp_path / level)
+        settings = CircuitSettings(level=level, method="eap", seeds=2, **few)
+        circuit = find_circuit(trained, "induction", settings, out=tmp_path / level)
         comparison = compare_runs(tmp_path / "g", tmp_path / level, k=3, over="max")
-        assert (comparison.level, comparison.n_heads) == (level, stories.n_layers * stories.n_heads)
+        assert (comparison.level, comparison.n_heads) == (level, trained.n_layers * trained.n_heads)
         weights = torch.stack([scores.head_weights() for scores in circuit.scores]).mean(0)  # type: ignore[misc]
         best = weights.flatten().argsort(descending=True)[:3].tolist()
-        assert comparison.marked == tuple(Head(*divmod(place, stories.n_heads)) for place in best)
+        assert comparison.marked == tuple(Head(*divmod(place, trained.n_heads)) for place in best)
         best_of_fits = result.roles.facilitation.amax(0).flatten()[best]
         assert comparison.facilitation == pytest.approx(best_of_fits.mean().item())
+    find_circuit(trained, "induction", CircuitSettings(method="eap", **few), out=tmp_path / "o", options={"length": 4})
+    with pytest.raises(GatelensError, match=r"g and .*o are runs of different tasks: compare runs of the same task"):
+        compare_runs(tmp_path / "g", tmp_path / "o")
     with pytest.raises(GatelensError, match="c does not hold head roles: `gatelens gate"):
         compare_runs(tmp_path / "c", tmp_path / "g")
     with pytest.raises(GatelensError, match="g does not hold a circuit: `gatelens circuit"):

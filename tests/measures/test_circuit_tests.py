@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from families import tiny
-from toys import PLANTED, planted, planted_task, random_task
+from torch import Tensor
+from toys import PLANTED, plain_run, planted, planted_task, random_task
 
 from gatelens import CircuitSettings, attribute, attribute_edges, explained_effect, find_circuit, load_circuit
 from gatelens.gates import EDGES, LEVELS
@@ -16,14 +18,44 @@ from gatelens.measures import circuit_tests
 from gatelens.measures.circuit_tests import check_circuit
 from gatelens.measures.hypotheses import equivalence, independence
 from gatelens.measures.top_k import Circuits
+from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.journal import Journal
+from gatelens.tasks.base import CircuitTask
 
 
 @pytest.fixture(autouse=True)
 def few_additions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_tests, "RANDOM_ADDITIONS", 30)
+
+
+def plain_metric(model: Model, task: CircuitTask, edges: Iterable[str] | None = None) -> Tensor:
+    """The metric (prompt,) of a plain transformer whose destinations read the corrupt run, except along these edges.
+
+    Without edges given, everything is clean.
+    """
+    metrics, kept = torch.empty(len(task)), None if edges is None else set(edges)
+    for bucket in task.buckets:
+        corrupt, _ = plain_run(model, bucket.corrupt)
+
+        def read(destination: str, sources: dict[str, Tensor], biases: Tensor, corrupt: Any = corrupt) -> Tensor:
+            parts = (
+                output if kept is None or f"{source} -> {destination}" in kept else corrupt[source]
+                for source, output in sources.items()
+            )
+            return sum(parts) + biases
+
+        with torch.no_grad():
+            metrics[bucket.which] = task.metric(plain_run(model, bucket.clean, read)[1], bucket)
+    return metrics
+
+
+def plainly_lost(model: Model, task: CircuitTask, circuit: Collection[str]) -> dict[str, float]:
+    """What the circuit loses without each of its edges, as a share of the effect of the whole model."""
+    effect = (plain_metric(model, task) - plain_metric(model, task, ())).mean()
+    kept = plain_metric(model, task, circuit)
+    return {gate: float((kept - plain_metric(model, task, set(circuit) - {gate})).mean() / effect) for gate in circuit}
 
 
 class TestPlanted:
@@ -35,10 +67,11 @@ class TestPlanted:
         assert sorted(gate.gate for gate in tests.dropped) == sorted(PLANTED)
         assert tests.gates == 5
         assert not tests.needless
-        # Without any of its edges, the planted circuit loses half of the effect or all of it.
-        for gate in tests.dropped:
-            assert gate.low <= gate.lost <= gate.high
-            assert gate.lost > 0.4
+        lost = {gate.gate: gate.lost for gate in tests.dropped}
+        assert lost == pytest.approx(plainly_lost(model, task, PLANTED), abs=1e-4)
+        assert all(gate.low <= gate.lost <= gate.high for gate in tests.dropped)
+        # Without its only edge to the logits, the circuit loses all that it explains.
+        assert lost["L1H1 -> logits"] == pytest.approx(float(curve.effect[curve.asked.index(5)]), abs=1e-4)
 
     def test_what_does_nothing_is_needless(self) -> None:
         """A circuit of the planted edges and of 10 random paths."""
@@ -53,11 +86,12 @@ class TestPlanted:
         scores = EDGES.make_scores(graph, values, "by hand")
         circuits, k = Circuits.of(model, task, scores), int((values > 0).sum())
         tests = check_circuit(circuits, scores, k, explained_effect(model, task, scores).everything[0])
-        lost = {gate.gate: gate for gate in tests.dropped}
-        assert min(lost[name].lost for name in PLANTED) > 0.4
-        assert tests.gates == k
-        others = [gate for name, gate in lost.items() if name not in PLANTED]
-        assert max(gate.lost for gate in others) < 0.1
+        assert tests.gates == len(tests.dropped) == k
+        circuit = {gate.gate for gate in tests.dropped}
+        lost = {gate.gate: gate.lost for gate in tests.dropped}
+        assert lost == pytest.approx(plainly_lost(model, task, circuit), abs=1e-4)
+        assert min(lost[name] for name in PLANTED) > max(lost[name] for name in circuit - set(PLANTED))
+        assert not {gate.gate for gate in tests.needless} & set(PLANTED)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -65,14 +99,14 @@ def test_rows_are_those_of_plain_circuits(level: str) -> None:
     model, task = tiny("llama"), random_task(n=4, lengths=(4, 3))
     scores = attribute(LEVELS[level], model, task)
     circuits = Circuits.of(model, task, scores)
-    k = {"heads": 5, "edges": 60, "attention": 6}[level]
+    k = {"heads": 5, "edges": 60, "edges-by-role": 300, "attention": 6}[level]
     curve = explained_effect(model, task, scores)
     tests = check_circuit(circuits, scores, k, curve.everything[0])
     metrics = torch.empty(2, len(task))
     for i, bucket in enumerate(circuits.batches):
         metrics[:, bucket.which] = torch.cat([circuits.metric(i, [k]), circuits.metric(i, [k], complement=True)])
     assert tests.equivalence == equivalence(metrics[0], curve.everything[0])
-    if level != "edges":  # edges on no path are not in the circuit, so that they belong to the rest
+    if level in ("heads", "attention"):  # edges on no path are not in the circuit, so that they belong to the rest
         assert tests.independence.p == pytest.approx(independence(metrics[1], curve.everything[0], task.seed).p)
         # The last gate dropped is the circuit of one gate less.
         less = torch.empty(len(task))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from families import prompts, sparse_model, tiny
+from rich.console import Console
 from torch import Tensor
 from toys import INDUCTION, PREVIOUS, planted, planted_task, random_task
 
 from gatelens import GatelensError, Head, Model
+from gatelens.cli.head_table import head_table
 from gatelens.gates.direct import direct_writes
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
@@ -211,3 +216,28 @@ def test_bad_heads(heads: list[str], message: str) -> None:
 def test_a_dense_model_of_another_shape() -> None:
     with pytest.raises(GatelensError, match="give the dense model that the sparse one was made from"):
         describe(tiny("llama"), random_task(), ALL[:1], dense=tiny("llama", num_hidden_layers=2))
+
+
+def test_a_dense_model_with_other_tokens() -> None:
+    other = tiny("llama")
+    tokenizer = copy.deepcopy(other.tokenizer)
+    tokenizer.convert_ids_to_tokens = lambda ids: [f"other {token}" for token in ids]
+    with pytest.raises(GatelensError, match="tiny-llama and tiny-llama do not have the same tokens"):
+        describe(tiny("llama"), random_task(), ALL[:1], dense=replace(other, tokenizer=tokenizer))
+
+
+def test_heads_that_the_dense_table_lacks(tmp_path: Path) -> None:
+    table = describe(planted(), planted_task(), ["L0H2", "L1H1"])
+    beside = table.beside(describe(planted(), planted_task(), ["L1H1", "L0H0"]))
+    save_head_table(beside, tmp_path)
+    assert load_head_table(tmp_path) == beside
+    assert [record["head"] for record in beside.records()] == [
+        head for line in table.lines for head in [line.head] * (1 + (line.head == "L1H1"))
+    ]
+    shown = Console(width=120, record=True, file=io.StringIO())
+    shown.print(head_table(beside))
+    lines = [line.split() for line in shown.export_text().splitlines()]
+    titles = [words[1] for words in lines if len(words) > 2 and words[1] in ("L0H2", "L1H1", "dense")]
+    assert titles == [title for line in table.lines for title in (line.head, "dense")]
+    [missing] = [words for words in lines if words[1:4] == ["dense", "│", "-"]]
+    assert missing.count("-") == 6

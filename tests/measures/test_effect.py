@@ -41,7 +41,11 @@ class TestGrid:
         ks = LEVELS[level].grid(total, points)
         assert (ks[0], ks[-1]) == (0, total)
         assert ks == sorted(set(ks))
-        assert len(ks) <= (points + 1 if points else 33) or level == "heads"
+        if level == "heads" and not points:  # every step is as large as the rule allows: one head, or 5 %
+            assert all(b - a == 1 or 20 * (b - a) <= b for a, b in itertools.pairwise(ks))
+            assert all(20 * (b + 1 - a) >= b + 1 for a, b in itertools.pairwise(ks) if b < total)
+        else:
+            assert len(ks) <= (points + 1 if points else 33)
 
     def test_edges_are_spaced_by_their_logarithm(self) -> None:
         ks = EDGES.grid(32_491)
@@ -231,14 +235,14 @@ def test_settings_that_make_no_sense(wrong: dict, message: str) -> None:
         CurveSettings(**wrong)
 
 
-def test_edges_effect_of_a_given_set_is_the_curves(stories: Model) -> None:
-    task = make_task("induction", stories, n=4)
-    scores = attribute_edges(stories, task)
-    curve = explained_effect(stories, task, scores, CurveSettings(points=6, random_points=0))
-    circuits = Circuits.of(stories, task, scores)
+def test_edges_effect_of_a_given_set_is_the_curves(trained: Model) -> None:
+    task = make_task("induction", trained, n=4)
+    scores = attribute_edges(trained, task)
+    curve = explained_effect(trained, task, scores, CurveSettings(points=6, random_points=0))
+    circuits = Circuits.of(trained, task, scores)
     k = curve.asked[-2]
-    inside, rest = edges_effect(stories, task, circuits.gates(0, [k])[0])
+    inside, rest = edges_effect(trained, task, circuits.gates(0, [k])[0])
     assert inside == pytest.approx(float(curve.effect[-2]), abs=1e-4)
-    everything, nothing = edges_effect(stories, task, scores.graph.edges)
+    everything, nothing = edges_effect(trained, task, scores.graph.edges)
     assert (everything, nothing) == (pytest.approx(1, abs=1e-5), pytest.approx(0, abs=1e-5))
     assert rest != pytest.approx(inside)

@@ -15,7 +15,13 @@ import gatelens
 from gatelens import GatelensError
 from gatelens.gates import LEVELS
 from gatelens.jobs.circuit import find_circuit
+from gatelens.jobs.contrast import find_contrast
+from gatelens.jobs.relations import find_relations
+from gatelens.jobs.roles import find_roles
 from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.contrast_result import TwoTaskSettings
+from gatelens.measures.relations_result import RelationsSettings
+from gatelens.measures.roles_result import RolesSettings
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute
 from gatelens.model import Model
@@ -46,7 +52,13 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [
-        {"clean": f"t{i % 90 + 3} t4 t5", "corrupt": f"t{i % 90 + 3} t9 t5", "answer": " t7", "wrong": " t8"}
+        {
+            "clean": f"t{i % 90 + 3} t4 t5",
+            "corrupt": f"t{i % 90 + 3} t9 t5",
+            "answer": " t7",
+            "wrong": " t8",
+            "roles": {"verb": "t4 t5"},
+        }
         for i in range(N)
     ]
     path = tmp_path_factory.mktemp("task") / "mine.jsonl"
@@ -101,3 +113,32 @@ def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match=r"one prompt of 4,000 tokens at the level attention needs"):
         find_circuit(model, str(path), settings, out=out)
     assert not out.exists()
+
+
+class TestResponses:
+    """One example cannot be cut. Its attention weights alone take 1.5 GB, before and after the softmax."""
+
+    MODEL = tiny("llama", max_position_embeddings=4096)
+
+    def task(self, folder: Path, name: str, response: str) -> str:
+        line = {"prompt": " ".join(["t3"] * 3999), "response": response}
+        (folder / name).write_text("\n".join([json.dumps(line)] * 4))
+        return str(folder / name)
+
+    def test_of_gate_and_contrast(self, tmp_path: Path) -> None:
+        keep, lose = self.task(tmp_path, "keep.jsonl", " t4"), self.task(tmp_path, "lose.jsonl", " t5")
+        out, says = tmp_path / "out", r"example 0 of \S*keep\.jsonl, which has 4,000 tokens, needs about 1\.\d GB"
+        with pytest.raises(GatelensError, match=says):
+            find_roles(self.MODEL, keep, RolesSettings(n=2, held_out=2, memory_gb=1.0), out=out)
+        with pytest.raises(GatelensError, match=says):
+            find_contrast(self.MODEL, keep, lose, TwoTaskSettings(n=4, memory_gb=1.0), out=out)
+        assert not out.exists()
+
+    def test_of_relations(self, tmp_path: Path) -> None:
+        pairs = [{"input": " ".join([f"t{i}"] * 20), "output": f"t{i + 1}"} for i in range(3, 90)]
+        for name in ("antonym", "present-past"):
+            (tmp_path / f"{name}.json").write_text(json.dumps(pairs))
+        settings = RelationsSettings(n=2, shots=60, memory_gb=0.1)
+        with pytest.raises(GatelensError, match=r"which has 1,\d+ tokens, needs about 0\.\d GB"):
+            find_relations(self.MODEL, settings, source=tmp_path, out=tmp_path / "out")
+        assert not (tmp_path / "out").exists()

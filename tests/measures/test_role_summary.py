@@ -85,15 +85,15 @@ def test_heads_of_a_kind_in_two_models_are_counted() -> None:
 
 
 def test_one_command_reads_all_runs_below_a_folder(
-    stories: Model,
+    trained: Model,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = RolesSettings(seeds=2, updates=2, batch=2, n=4, held_out=2, most=1)
-    roles = find_roles(stories, "induction", settings, out=tmp_path / "runs" / "gates")
+    roles = find_roles(trained, "induction", settings, out=tmp_path / "runs" / "gates")
     find_circuit(
-        stories,
+        trained,
         "induction",
         CircuitSettings(method="eap", n=2, points=3, sample=0, describe=0, allow_noise=True),
         out=tmp_path / "runs" / "circuit",
@@ -109,7 +109,7 @@ def test_one_command_reads_all_runs_below_a_folder(
     assert (comparison["over"], comparison["level"], comparison["run"]) == (
         "max",
         "heads",
-        f"induction in {stories.name}",
+        f"induction in {trained.name}",
     )
     lines = list(csv.DictReader((tmp_path / "summary" / "shares.csv").open()))
     assert float(lines[0]["share"]) == pytest.approx(
@@ -120,7 +120,7 @@ def test_one_command_reads_all_runs_below_a_folder(
         summarise_runs([tmp_path / "summary"])
     summary = summarise_runs([tmp_path / "runs"], above=99)
     assert not summary.mediation
-    assert "0 of 40 heads are marked" in summary.problems[0]
+    assert f"0 of {trained.n_layers * trained.n_heads} heads are marked" in summary.problems[0]
 
 
 def test_the_figure_draws_the_empirical_distribution() -> None:

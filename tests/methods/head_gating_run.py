@@ -71,9 +71,8 @@ def main(out: Path, folder: str) -> None:
         out / f"found-{processes.index}.safetensors",
         {**tensors(roles), "changes": curve.changes, "one seed": few.minus},
     )
-    if folder:
-        command = ["gate", folder, "induction", "--out", str(out / "run"), *GATE]
-        make_app("gate")(args=command, standalone_mode=False)
+    command = ["gate", folder, "induction", "--out", str(out / "run"), *GATE]
+    make_app("gate")(args=command, standalone_mode=False)
 
 
 if __name__ == "__main__":

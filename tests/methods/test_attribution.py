@@ -246,12 +246,12 @@ class TestPlanted:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("level", LEVELS)
-def test_half_precision_models_have_scores_in_float32(dtype: torch.dtype, level: str, stories: Model) -> None:
-    task = gatelens.task("induction", stories, n=4, length=4)
-    half = wrap(copy.deepcopy(stories.hf).to(dtype))
+def test_half_precision_models_have_scores_in_float32(dtype: torch.dtype, level: str, trained: Model) -> None:
+    task = gatelens.task("induction", trained, n=4, length=4)
+    half = wrap(copy.deepcopy(trained.hf).to(dtype))
     attribute, patch = LEVELS[level]
     for method, settings in ((attribute, {}), (attribute, {"steps": 3}), (patch, {"sample": 40})):
-        wide, narrow = numbers(method(stories, task, **settings)), numbers(method(half, task, **settings))
+        wide, narrow = numbers(method(trained, task, **settings)), numbers(method(half, task, **settings))
         assert narrow.dtype == torch.float32
         correlation = torch.corrcoef(torch.stack([wide, narrow]))[0, 1]
         # Exact patching compares logits, and one edge moves them by less than bfloat16 can tell.
@@ -268,11 +268,11 @@ def test_too_few_steps(level: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_response_task_is_refused(level: str, stories: Model) -> None:
-    task = gatelens.task("aba-abb", stories, n=2)
+def test_a_response_task_is_refused(level: str, trained: Model) -> None:
+    task = gatelens.task("aba-abb", trained, n=2)
     for method in LEVELS[level]:
         with pytest.raises(GatelensError, match="circuit task"):
-            method(stories, task)
+            method(trained, task)
 
 
 def test_correlation_with_exact_patching_on_a_real_model(smollm2: Model) -> None:

@@ -12,7 +12,7 @@ from response_examples import any_task, plain_log_prob
 from torch import Tensor
 
 from gatelens import GatelensError
-from gatelens.gates.fitting import draw_batch
+from gatelens.gates.fit_plan import draw_batch
 from gatelens.methods.contrast import ContrastSettings, fit_contrast_gates
 from gatelens.runtime.context import Context
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
 from gatelens.gates import fitting
-from gatelens.gates.fitting import draw_batch
+from gatelens.gates.fit_plan import Schedule, draw_batch
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime import precision
@@ -106,7 +106,7 @@ def test_a_fit_whose_gates_stand_still_ends_and_says_so(tmp_path: Path) -> None:
 
 def test_gates_are_still_while_all_of_them_stay_within_a_hundredth() -> None:
     start = torch.tensor([0.5, 0.5, 0.5]).logit().view(3, 1, 1)
-    fits = fitting._Fits(start, fitting.Schedule(10, (0.1, 0.1), patience=3))
+    fits = fitting._Fits(start, Schedule(10, (0.1, 0.1), patience=3))
     moves = torch.tensor([[0.5, 0.52, 0.5], [0.505, 0.5, 0.509], [0.5, 0.52, 0.518], [0.5, 0.5, 0.527]])
     for (
         gates
@@ -272,11 +272,11 @@ def test_the_model_stays_untouched() -> None:
     assert all(map(torch.equal, weights, model.hf.parameters()))
 
 
-def test_a_circuit_task_is_fitted_on_its_answers(stories: Model) -> None:
+def test_a_circuit_task_is_fitted_on_its_answers(trained: Model) -> None:
     from gatelens import task
 
-    roles = fit_head_gates(stories, task("induction", stories, n=4), HeadGatingSettings(seeds=1, updates=2))
-    assert roles.facilitation.shape == (1, stories.n_layers, stories.n_heads)
+    roles = fit_head_gates(trained, task("induction", trained, n=4), HeadGatingSettings(seeds=1, updates=2))
+    assert roles.facilitation.shape == (1, trained.n_layers, trained.n_heads)
 
 
 def test_a_half_precision_model_is_fitted_in_float32() -> None:

@@ -27,14 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning
 RUN = str(Path(__file__).parent / "head_gating_run.py")
 # As in test_sparsify_processes.py: the launcher for several GPUs, told to use the CPU.
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
-STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
+TRAINED = Path(__file__).parents[1] / "trained_model"
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder that two processes wrote to, and what they printed."""
     out = tmp_path_factory.mktemp("two")
-    command = [sys.executable, *LAUNCH, RUN, str(out), str(STORIES) if STORIES.is_dir() else ""]
+    command = [sys.executable, *LAUNCH, RUN, str(out), str(TRAINED)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -96,14 +96,14 @@ def test_a_process_without_a_seed_gets_those_of_the_others(two: tuple[Path, str]
         torch.testing.assert_close(minus, expected, atol=1e-6, rtol=0)
 
 
-def test_the_main_process_alone_writes_and_prints(two: tuple[Path, str], stories: Model) -> None:
+def test_the_main_process_alone_writes_and_prints(two: tuple[Path, str], trained: Model) -> None:
     out, printed = two
     assert printed.count("written to") == printed.count("roles of heads") == 1
     files = {path.name for path in (out / "run").iterdir()}
     assert {"asked.json", "result.json", "roles.safetensors", "ablation.csv"} < files
     assert not {name for name in files if name == "pieces" or name.endswith(".tmp")}
     numbers = {key.removeprefix("--").replace("-", "_"): int(n) for key, n in zip(GATE[::2], GATE[1::2], strict=True)}
-    expected, saved = find_roles(stories, "induction", RolesSettings(**numbers)), load_roles(out / "run")
+    expected, saved = find_roles(trained, "induction", RolesSettings(**numbers)), load_roles(out / "run")
     torch.testing.assert_close(saved.roles.losses, expected.roles.losses, atol=1e-4, rtol=0)
     for a, b in zip(saved.curves, expected.curves, strict=True):
         torch.testing.assert_close(a.changes, b.changes, atol=1e-3, rtol=0)

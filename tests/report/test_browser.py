@@ -103,7 +103,7 @@ def _feature(scheme: str) -> dict[str, str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     circuit_run(folder / "dense", model="small", described=HEADS)
-    circuit_run(folder / "sparse", model="sparse-small", sparse=True, seed=1)
+    circuit_run(folder / "sparse", model="sparse-small", sparse=True, seed=1, described=("L0H3", "L1H0"))
     circuit_run(folder / "heads", model="small", level="heads")
     circuit_run(folder / "hostile", model=HOSTILE, task=HOSTILE, seed=2, described=HEADS)
     gate_run(folder / "gate")
@@ -120,6 +120,7 @@ def page(runs: Path) -> Iterator[Page]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    driver.set_script_timeout(600)  # axe takes long on a busy machine
     try:
         yield Page(driver, report.path.as_uri())
     finally:
@@ -278,6 +279,7 @@ def test_a_drawing_that_is_wider_than_its_frame_says_so(page: Page) -> None:
 def test_at_420_pixels_all_numbers_are_in_view(page: Page) -> None:
     page.driver.get_log("browser")
     page.open(420)
+    page.pick("select-model", "sparse-small")
     hidden = page.run(
         """return [...document.querySelectorAll('.cards td, .cards th[scope=row], .counts strong')].filter((cell) => {
              const box = cell.getBoundingClientRect();
@@ -335,6 +337,27 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-4, equal_nan=True)
 
 
+def test_a_head_of_a_sparse_model_has_its_dense_one_below_it(fresh: Page) -> None:
+    """The dense run describes L1H2 (+1), L0H3 (+0.75) and L2H1; the sparse one L0H3 (+1) and L1H0."""
+
+    def rows() -> list[list[str]]:
+        return [[name, *fresh.texts(f"#head-table tr:nth-child({i}) strong")] for i, name in enumerate(titles(), 1)]
+
+    def titles() -> list[str]:
+        return fresh.texts("#head-table tbody th")
+
+    assert titles() == list(HEADS)
+    fresh.pick("select-model", "sparse-small")
+    assert rows() == [["L0H3", "+1"], ["dense", "+0.75"], ["L1H0", "+0.75"], ["dense"]]
+    assert fresh.texts("#head-table .missing") == ["The run of the dense model does not describe this head."]
+    assert fresh.texts("#head-note")[0].endswith("the same head of small, the dense model.")
+    fresh.find("#head-table .dense:last-child th").click()
+    assert fresh.shown_heads()["table"] == "L1H0"
+    assert len(fresh.texts("#head-table tr.selected")) == 2
+    fresh.pick("select-head", next(text for text in fresh.texts("#select-head option") if text.startswith("L2H2")))
+    assert fresh.texts("#head-status") == ["L2H2 is not among the 2 heads of this table."]
+
+
 def test_roles_of_a_head_in_the_maps_and_in_the_table(fresh: Page, runs: Path) -> None:
     run: RolesRun = read_runs([runs / "gate"]).roles[0]
     roles = run.result.roles
@@ -386,7 +409,8 @@ def test_nothing_serious_for_axe_and_nothing_overflows(page: Page, width: int, s
     page.driver.get_log("browser")
     page.open(width, scheme)
     page.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    page.run("window.gatelens.select({head: 'L1H2', edges: 1000})")
+    page.run("window.gatelens.select({model: 'sparse-small', head: 'L0H3', edges: 1000})")
+    assert len(page.texts("#head-table tr.dense.selected")) == 1
     assert page.serious() == []
     assert page.run("return document.documentElement.scrollWidth") <= width
     over = page.run(

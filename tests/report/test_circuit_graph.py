@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from families import tiny
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from text_boxes import faults, words
+from toys import random_task
 
+from gatelens import CircuitSettings, find_circuit, load_circuit, write_report
 from gatelens.errors import GatelensError
 from gatelens.model.graph import Graph
-from gatelens.report.figures import circuit_figure
+from gatelens.report.figures import circuit_figure, role_circuit_figure
 from gatelens.report.figures._circuit_graph import chosen_edges
 from gatelens.report.figures._style import BLUE, RED
 
@@ -119,3 +124,59 @@ def test_what_cannot_be_drawn_is_said() -> None:
         circuit_figure(PLAIN, random_scores(PLAIN), 0)
     with pytest.raises(GatelensError, match="scores of the same model"):
         circuit_figure(PLAIN, random_scores(SHARED), 5)
+
+
+class TestCircuitsByRole:
+    ROLES = ("first token", "S1", "last token")
+    SEES = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+
+    def circuit(self, graph: Graph, named: dict[tuple[int, str], float]) -> torch.Tensor:
+        scores = torch.zeros(3, graph.n_sources, graph.n_destinations)
+        for (role, name), score in named.items():
+            scores[(role, *graph.edge(name))] = score
+        return scores
+
+    def test_components_stand_in_the_column_of_their_role(self) -> None:
+        named = {(1, "embed -> L0H1.v"): 1.0, (2, "L0H1 -> M1"): -2.0, (2, "M1 -> logits"): 3.0}
+        scores = self.circuit(PLAIN, named)
+        figure = role_circuit_figure(PLAIN, self.ROLES, self.SEES, scores, scores != 0, "by role")
+        places = {name: patch.get_bbox().x0 for name, patch in boxes(figure).items()}
+        assert set(places) == {
+            "embed at S1", "L0H1 at S1", "L0H1 at last token", "M1 at last token", "logits at last token",
+        }  # fmt: skip
+        left, right = ({x for name, x in places.items() if name.endswith(role)} for role in self.ROLES[1:])
+        assert max(left) < min(right)
+        assert [to_hex(colour).upper() for colour in drawn_edges(figure).get_edgecolors()] == [BLUE, RED, BLUE]
+        grey = [line for line in figure.axes[0].lines if to_hex(line.get_color()) == to_hex("0.6")]
+        assert len(grey) == 1  # attention moves what L0H1 read at S1 to the last token
+        assert {"S1", "last token"} <= set(words(figure))
+        assert not faults(figure)
+
+    def test_what_is_not_visible_is_not_connected(self) -> None:
+        """A head reads v at the last token and writes at S1, which comes before it: no grey line."""
+        named = {(2, "embed -> L0KV1.v"): 1.0, (1, "L0H3 -> L1KV0.k"): 1.0, (2, "L1H0 -> logits"): 1.0}
+        scores = self.circuit(SHARED, named)
+        figure = role_circuit_figure(SHARED, self.ROLES, self.SEES, scores, scores != 0)
+        grey = [line for line in figure.axes[0].lines if to_hex(line.get_color()) == to_hex("0.6")]
+        assert len(grey) == 1  # from L1KV0 at S1 to L1H0 at the last token
+        assert "0 of them on a path" in " ".join(words(figure)).replace("\n", " ")
+
+    def test_an_empty_circuit(self) -> None:
+        scores = self.circuit(PLAIN, {})
+        with pytest.raises(GatelensError, match="the circuit has no edge"):
+            role_circuit_figure(PLAIN, self.ROLES, self.SEES, scores, scores != 0)
+
+    def test_a_report_draws_and_tabulates_it(self, tmp_path: Path) -> None:
+        settings = CircuitSettings(
+            level="edges-by-role", method="eap", points=4, random_points=0, sample=0, describe=0, allow_noise=True
+        )
+        task = random_task(n=3, lengths=(5,))
+        find_circuit(tiny("llama", num_hidden_layers=2), task, settings, out=tmp_path / "run")
+        report = write_report([tmp_path / "run"], tmp_path / "report")
+        assert not report.problems
+        [table] = (tmp_path / "report").rglob("*circuit-by-role*.csv")
+        header, *lines = csv.reader(table.open(encoding="utf-8"))
+        assert header == ["role", "source", "destination", "score", "on_a_path"]
+        best = load_circuit(tmp_path / "run", scores=True).scores[0].top(1)[0]
+        assert f"{lines[0][1]} -> {lines[0][2]} at {lines[0][0]}" == best.name
+        assert float(lines[0][3]) == pytest.approx(best.score, rel=1e-4)

@@ -59,6 +59,7 @@ def results() -> dict[str, Any]:
         "responses": copying_task(),
         "head scores": heads,
         "edge scores": edges,
+        "scores of edges by role": gatelens.score_gates("edges-by-role", tiny("llama"), random, "eap"),
         "attention scores": gatelens.attribute_attention(model, task),
         "best attention scores": BestAttentionScores.of(gatelens.attribute_attention(model, task), most=8),
         "curve": gatelens.explained_effect(model, task, edges, CurveSettings(points=4, random_points=3)),

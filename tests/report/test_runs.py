@@ -43,19 +43,19 @@ def test_a_run_holds_no_other_runs(tmp_path: Path) -> None:
     assert run_folders(tmp_path) == [folder]
 
 
-def test_what_a_circuit_run_saves_is_what_is_read(stories: Model, tmp_path: Path) -> None:
-    hf = copy.deepcopy(stories.hf)
+def test_what_a_circuit_run_saves_is_what_is_read(trained: Model, tmp_path: Path) -> None:
+    hf = copy.deepcopy(trained.hf)
     make_sparse(hf, 0.5)
-    sparse = Model("sparse stories", hf, stories.tokenizer, describe(hf))
+    sparse = Model("sparse trained", hf, trained.tokenizer, describe(hf))
     settings = CircuitSettings(level="edges", method="eap", n=2, points=4, random_points=2, sample=0, allow_noise=True)
-    for model in (stories, sparse):
+    for model in (trained, sparse):
         find_circuit(model, "induction", settings, out=tmp_path / model.name, options={"length": 4})
     runs = read_runs([tmp_path])
     assert runs.problems == []
     by_name = {run.result.model: run for run in runs.circuits}
-    assert [by_name[name].result.sparse for name in (stories.name, "sparse stories")] == [False, True]
+    assert [by_name[name].result.sparse for name in (trained.name, "sparse trained")] == [False, True]
     for run in runs.circuits:
-        assert run.result.graph == Graph.of(stories.anatomy)
+        assert run.result.graph == Graph.of(trained.anatomy)
         assert run.edge_scores.shape == run.result.graph.edges.shape
         assert len(run.prompts) == 2
         assert (run.prompts[0].open is not None) == run.result.sparse

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from filelock import FileLock
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.context import Context
-from gatelens.runtime.files import read_json
+from gatelens.runtime.files import read_json, write_json
 from gatelens.runtime.run_folder import RunFolder, refuse_another_request
 
 ASKED = {"kind": "test", "settings": {"n": 1}}
@@ -95,6 +97,27 @@ def test_two_processes_are_kept_apart(tmp_path: Path) -> None:
         refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "another process is working in" in refused
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["still works", "was killed"])
+def test_a_run_that_another_process_begins_meanwhile(
+    works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process writes its request and a piece just after this one has looked for a request."""
+    exists = Path.exists
+
+    def begun_meanwhile(path: Path) -> bool:
+        there = exists(path)
+        if path == tmp_path / "asked.json" and not there:
+            write_json(path, {"kind": "test", "settings": {"n": 2}})
+            (tmp_path / "pieces").mkdir()
+        return there
+
+    monkeypatch.setattr(Path, "exists", begun_meanwhile)
+    message = "another process is working in" if works else "holds a run with n 2, not 1"
+    lock = FileLock(tmp_path / ".lock") if works else nullcontext()
+    with lock, pytest.raises(GatelensError, match=message), RunFolder(tmp_path, ASKED):
+        pass
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

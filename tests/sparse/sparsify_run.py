@@ -1,9 +1,11 @@
-"""A run for tests to start as a process of its own: python sparsify_run.py TEXT OUT STEPS BATCH [wait] [fsdp]."""
+"""A run for tests to start as a process of its own: python sparsify_run.py TEXT OUT STEPS BATCH [STOP] [fsdp].
+
+Before step number STOP (from 1) it prints the line "stopped" and waits for a line on its standard input.
+"""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,17 @@ def fsdp(*_: Any) -> Accelerator:
     return accelerator
 
 
-def main(text: str, out: str, steps: str, batch: str, wait: str = "0", kind: str = "") -> None:
+def main(text: str, out: str, steps: str, batch: str, stop: str = "0", kind: str = "") -> None:
     step = Training.step
 
-    def slow(self: Training, number: int) -> Any:
-        time.sleep(float(wait))  # so that it can be killed half-way
+    def stopping(self: Training, number: int) -> Any:
+        if number + 1 == int(stop):
+            print("stopped", flush=True)
+            sys.stdin.readline()
         assert all(hasattr(weight, "full_tensor") == (kind == "fsdp") for weight in self.student.state().values())
         return step(self, number)
 
-    Training.step = slow  # type: ignore[method-assign]
+    Training.step = stopping  # type: ignore[method-assign]
     if kind == "fsdp":
         run._accelerator = fsdp
     for last in (5, int(steps)) if kind == "fsdp" else (int(steps),):  # stopped and continued

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,18 +95,16 @@ def test_hidden_pairs_do_not_count(family: str) -> None:
     assert record.open_share.min() == 1
 
 
-def test_rest_values_help(stories: Model) -> None:
+def test_rest_values_help(trained: Model, trained_text: Path) -> None:
     """At the same thresholds, closed edges that carry the rest value change the model less than those without."""
-    tokens = torch.tensor(
-        stories.tokenizer("Once upon a time there was a little girl called Lily. " * 20).input_ids[:256]
-    ).view(4, 64)
-    gates = calibrate(stories.hf, [tokens], 0.8)
+    tokens = torch.tensor(trained.tokenizer(trained_text.read_text()).input_ids[:256]).view(4, 64)
+    gates = calibrate(trained.hf, [tokens], 0.8)
     divergence = []
     for rest in (gates.rest, torch.zeros_like(gates.rest)):
-        sparse = copy.deepcopy(stories.hf)
+        sparse = copy.deepcopy(trained.hf)
         make_sparse(sparse, **{**vars(gates), "rest": rest})
-        divergence.append(judge(stories.hf, sparse, tokens).kl)
-    assert divergence[0] < 0.5 * divergence[1]
+        divergence.append(judge(trained.hf, sparse, tokens).kl)
+    assert divergence[0] < divergence[1]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.1, float("nan")])
@@ -114,17 +113,17 @@ def test_a_share_is_checked(share: float) -> None:
         calibrate(tiny("llama").hf, [prompts()], share)
 
 
-def test_the_first_token_is_closed(stories: Model) -> None:
+def test_the_first_token_is_closed(trained: Model) -> None:
     """Gate logits from the plain attention weights and inputs of each layer; texts begin with the same token."""
-    text = "Once upon a time there was a little girl called Lily. She liked to play in the park with her dog. "
-    tokens = torch.tensor(stories.tokenizer(text * 10).input_ids[:192]).view(6, 32)
-    tokens[:, 0] = stories.tokenizer.bos_token_id or 1
-    gates = calibrate(stories.hf, [tokens], SHARE, close_first=True)
-    inputs = copy.deepcopy(stories.hf)
+    text = "Anna went to the park and bought a map. Then Anna looked for the camera, but it was not at the park. "
+    tokens = torch.tensor(trained.tokenizer(text * 10).input_ids[:192]).view(6, 32)
+    tokens[:, 0] = trained.tokenizer.bos_token_id or 1
+    gates = calibrate(trained.hf, [tokens], SHARE, close_first=True)
+    inputs = copy.deepcopy(trained.hf)
     x: list[Tensor] = []
     for layer in inputs.model.layers:
         layer.input_layernorm.register_forward_hook(lambda *args: x.append(args[2]))
-    weights, values = attention(stories.hf, tokens)
+    weights, values = attention(trained.hf, tokens)
     with torch.no_grad():
         inputs(tokens)
     for layer, (p, v) in enumerate(zip(weights, values, strict=True)):

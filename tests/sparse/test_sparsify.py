@@ -104,23 +104,21 @@ def test_own_text_is_sampled_from_the_model(llama: Model, tmp_path: Path) -> Non
 # --- Training ---
 
 
-def test_edges_close_and_the_loss_stays(stories: Model, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    story.write_text("Once upon a time there was a little girl called Lily. She liked to play in the park. " * 30)
+def test_edges_close_and_the_loss_stays(trained: Model, trained_text: Path) -> None:
     settings = SparsifySettings(
-        **{**SIMPLE, "steps": 25, "batch": 4, "length": 32, "warmup": 3, "bias_learning_rate": 0.1, "target": 0.1}
+        **{**SIMPLE, "steps": 25, "batch": 4, "length": 32, "warmup": 3, "bias_learning_rate": 0.4, "target": 0.1}
     )
-    before = copy.deepcopy(stories.hf.state_dict())
-    start = copy.deepcopy(stories)
+    before = copy.deepcopy(trained.hf.state_dict())
+    start = copy.deepcopy(trained)
     make_sparse(start.hf, 3.0)
-    first = evaluate(start, story, stories, length=32)["story"]
-    sparse = sparsify(stories, story, settings)
-    last = evaluate(sparse, story, stories, length=32)["story"]
-    assert last.open_share < 0.8 * first.open_share
+    first = evaluate(start, trained_text, trained, length=32)["sentences"]
+    sparse = sparsify(trained, trained_text, settings)
+    last = evaluate(sparse, trained_text, trained, length=32)["sentences"]
+    assert last.open_share < 0.9 * first.open_share
     assert last.kl < settings.target
     assert gate_biases(sparse.hf).std() > 0
-    assert not is_sparse(stories.hf)
-    assert all(torch.equal(before[name], weight) for name, weight in stories.hf.state_dict().items())
+    assert not is_sparse(trained.hf)
+    assert all(torch.equal(before[name], weight) for name, weight in trained.hf.state_dict().items())
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])

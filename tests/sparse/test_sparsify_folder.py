@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import resource
 import shutil
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from families import prompts, tiny
+from filelock import FileLock
 from simple_settings import SIMPLE
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from gatelens.runtime.files import read_numbers
 from gatelens.sparse.calibration import calibrate
 from gatelens.sparse.in_model import gate_biases, gate_values, make_sparse, save_sparse
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
+from gatelens.sparse.sparsify._folder import FILE
 from gatelens.sparse.sparsify._log import Log
 from gatelens.sparse.sparsify._training import Training
 
@@ -105,12 +108,12 @@ def test_an_adapter_of_an_adapter(base: Model, text: Path, tmp_path: Path) -> No
 
 
 def test_a_base_outside_the_working_directory(
-    stories_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = tmp_path / "story.txt"
-    story.write_text("Once upon a time there was a little girl called Lily. " * 5)
-    monkeypatch.chdir(stories_folder.parent)
-    model = gatelens.load(stories_folder.name, check=False)
+    story.write_text("Anna went to the park and bought a map. " * 5)
+    monkeypatch.chdir(trained_folder.parent)
+    model = gatelens.load(trained_folder.name, check=False)
     monkeypatch.chdir(tmp_path)
     made = sparsify(model, story, SparsifySettings(steps=1, merge=False, **FAST), out="sparse")
     torch.testing.assert_close(logits(load(Path("sparse")).hf), logits(made.hf), rtol=1e-5, atol=1e-5)
@@ -294,6 +297,55 @@ def test_two_runs_in_one_folder_are_kept_apart(
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["steps"] == 1
     assert list(result["texts"]) == ["trained (trained on)"]
+
+
+def test_a_run_that_begins_meanwhile_is_not_taken_for_other_files(
+    base: Model, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process writes its request and its log just after this one has looked for a request."""
+    exists = Path.exists
+
+    def begun_meanwhile(path: Path) -> bool:
+        there = exists(path)
+        if path.name == FILE and not exists(tmp_path / "log.csv"):
+            (tmp_path / "log.csv").write_text("")
+        return there
+
+    monkeypatch.setattr(Path, "exists", begun_meanwhile)
+    with FileLock(tmp_path / ".lock"), pytest.raises(GatelensError, match="another process is working in"):
+        sparsify(base, text, SparsifySettings(steps=1, **FAST), out=tmp_path)
+
+
+def test_the_log_of_a_resumed_run_is_that_of_a_run_at_once(
+    base: Model, text: Path, held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SparsifySettings(steps=3, judge_every=1, **FAST)
+    sparsify(base, text, settings, out=tmp_path / "at once", held_out=held)
+    step, stopped = Training.step, []
+
+    def stop_once(self: Training, number: int) -> Any:
+        if number == 2 and not stopped:
+            stopped.append(number)
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(Training, "step", stop_once)
+    with pytest.raises(KeyboardInterrupt):
+        sparsify(base, text, settings, out=tmp_path / "resumed", held_out=held)
+    sparsify(base, text, settings, out=tmp_path / "resumed", held_out=held)
+    for name in ("log.csv", "log.json", "judged.csv", "judged.json"):
+        at_once, resumed = (log_without_speed(tmp_path / out / name) for out in ("at once", "resumed"))
+        assert len(at_once) == 3
+        assert at_once == resumed
+
+
+def log_without_speed(path: Path) -> list[str]:
+    """The records of a log as they are written, without the only number that a second run changes."""
+    if path.suffix == ".json":
+        records = json.loads(path.read_text())
+    else:
+        records = list(csv.DictReader(path.read_text().splitlines()))
+    return [str({name: value for name, value in record.items() if name != "tokens_per_second"}) for record in records]
 
 
 def test_a_checkpoint_of_an_earlier_version(base: Model, text: Path, run: Path) -> None:

@@ -152,6 +152,7 @@ def test_every_number_is_printed(
     said = capsys.readouterr().out
     assert "…" not in said
     assert max(len(line) for line in said.splitlines()) <= 80
+    assert said.startswith("cost: about 6 forward passes of one sequence, ")  # 3 of each model
     sparse, dense = gatelens.load("adapter").hf, gatelens.load("dense").hf
     tokens = sequences(gatelens.load("dense").tokenizer, "words.txt", 8)[1:4]
     with torch.no_grad(), record_open(sparse, edges=True) as record:
@@ -181,6 +182,17 @@ def test_every_number_is_printed(
     assert torch.allclose(torch.tensor(found["open_by_head"]), edges, atol=1e-6)
 
 
+@pytest.mark.parametrize(("words", "sequences"), [([], 8), (["--sequences", "2"], 2), (["--skip", "44"], 6)])
+def test_a_quick_look(
+    words: list[str], sequences: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8 sequences of the 50, unless another number is asked for or fewer are left."""
+    assert run(monkeypatch, "evaluate", "adapter", "--text", "words.txt", "--length", "8", "--quick", *words) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"cost: about {2 * sequences} forward passes of one sequence, ")
+    assert printed_tables(said)[0][0][:2] == ["words", f"{sequences} x 8"]
+
+
 def test_a_model_that_does_not_tell_its_base(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,8 +219,8 @@ def test_a_model_that_does_not_tell_its_base(
         (["--length", "0"], "from 2 to 64 tokens"),
         (["--length", "1"], "from 2 to 64 tokens, which is what adapter reads, not 1"),
         (["--length", "65"], "from 2 to 64 tokens"),
-        (["--sequences", "-1"], "n_sequences should be at least 1"),
-        (["--skip", "-1"], "skip should be at least 0"),
+        (["--sequences", "-1"], "sequences is -1: it must be at least 0"),
+        (["--skip", "-1"], "skip is -1: it must be at least 0"),
         (["--skip", "50"], "has 50 sequences of 8 tokens, and 50 are to be skipped"),
         (["--out", "nowhere/all.json"], "no folder nowhere"),
     ],

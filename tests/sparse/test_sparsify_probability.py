@@ -41,24 +41,21 @@ def log_of(folder: Path, name: str) -> list[float]:
     return [record[name] for record in Log(folder, 10**9).records]
 
 
-def test_training_lowers_keys_per_query(stories: Model, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    story.write_text("Once upon a time there was a little girl called Lily. She liked to play in the park. " * 30)
-    settings = SparsifySettings(
-        **{**SMALL, "steps": 25, "batch": 4, "length": 32, "warmup": 3, "bias_learning_rate": 0.1, "target": 0.1}
-    )
-    calibrated = copy.deepcopy(stories)
-    batches = calibration_batches(numbered_sequences(stories, story), settings)
+def test_training_lowers_keys_per_query(trained: Model, trained_text: Path, tmp_path: Path) -> None:
+    changes = {"steps": 40, "batch": 4, "length": 32, "warmup": 3, "bias_learning_rate": 0.2, "open_mass": 0.95}
+    settings = SparsifySettings(**{**SMALL, **changes, "target": 0.2})
+    calibrated = copy.deepcopy(trained)
+    batches = calibration_batches(numbered_sequences(trained, trained_text), settings)
     make_sparse(calibrated.hf, **vars(calibrate(calibrated.hf, batches, settings.open_mass)))
-    first = evaluate(calibrated, story, stories, length=32)["story"]
-    sparse = sparsify(stories, story, settings, out=tmp_path / "run")
-    last = evaluate(sparse, story, stories, length=32)["story"]
-    assert last.keys_per_query < 0.8 * first.keys_per_query
+    first = evaluate(calibrated, trained_text, trained, length=32)["sentences"]
+    sparse = sparsify(trained, trained_text, settings, out=tmp_path / "run")
+    last = evaluate(sparse, trained_text, trained, length=32)["sentences"]
+    assert last.keys_per_query < 0.9 * first.keys_per_query
     assert last.kl < max(settings.target, first.kl)
     keys = log_of(tmp_path / "run", "keys_per_query")
     assert keys[0] == pytest.approx(first.keys_per_query, rel=0.5)
     assert keys[-1] < keys[0]
-    assert not is_sparse(stories.hf)
+    assert not is_sparse(trained.hf)
 
 
 @pytest.mark.parametrize("close_first", [False, True])

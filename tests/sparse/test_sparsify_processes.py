@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,17 +35,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
     out = tmp_path_factory.mktemp("undisturbed")
-    start(text, out, batch=4).wait(timeout=120)
+    assert start(text, out, batch=4).wait() == 0
     return losses(out)
 
 
 def start(
-    text: Path, out: Path, batch: int, wait: float = 0.0, launch: tuple[str, ...] = (), kind: str = ""
-) -> subprocess.Popen[bytes]:
-    """The run in a process group of its own, so that nothing else can be killed with it."""
-    command = [sys.executable, *launch, RUN, str(text), str(out), str(STEPS), str(batch), str(wait), kind]
+    text: Path, out: Path, batch: int, stop: int = 0, launch: tuple[str, ...] = (), kind: str = ""
+) -> subprocess.Popen[str]:
+    """The run in a process group of its own, so that nothing else can be killed with it.
+
+    Arguments:
+        stop: the step before which it waits for a line. This returns only when it is there.
+    """
+    command = [sys.executable, *launch, RUN, str(text), str(out), str(STEPS), str(batch), str(stop), kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    pipe = subprocess.PIPE if stop else None
+    run = subprocess.Popen(command, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, text=True)
+    if run.stdout is not None:
+        assert "stopped\n" in run.stdout  # reads until this line, or to the end
+    return run
 
 
 def losses(out: Path) -> list[list[float]]:
@@ -58,30 +65,41 @@ def test_a_killed_run_continues_with_the_same_losses(
     text: Path, tmp_path: Path, undisturbed: list[list[float]]
 ) -> None:
     assert len(undisturbed) == STEPS
-    run = start(text, tmp_path, batch=4, wait=0.3)
-    while not ((tmp_path / "log.csv").exists() and len(losses(tmp_path)) >= 5):  # two steps after a checkpoint
-        assert run.poll() is None
-        time.sleep(0.02)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
+    with start(text, tmp_path, batch=4, stop=6) as run:
+        os.killpg(run.pid, signal.SIGKILL)
+    assert len(losses(tmp_path)) == 5  # two steps after a checkpoint
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
     assert not (tmp_path / "config.json").exists()
     (tmp_path / "log.csv").open("a").write("6,0.1")  # and half a line
-    assert start(text, tmp_path, batch=4).wait(timeout=120) == 0
+    assert start(text, tmp_path, batch=4).wait() == 0
     assert losses(tmp_path) == undisturbed
     assert (tmp_path / "config.json").exists()
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["step-000006", "step-000008"]
 
 
+def test_a_second_start_is_refused_and_leaves_the_first_alone(
+    text: Path, tmp_path: Path, undisturbed: list[list[float]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with start(text, tmp_path, batch=4, stop=2) as first:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert start(text, tmp_path, batch=4).wait() == 1
+        assert f"GatelensError: another process is working in {tmp_path}: " in capfd.readouterr().err
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert first.stdin is not None
+        first.stdin.write("go on\n")
+    assert first.returncode == 0
+    assert losses(tmp_path) == undisturbed
+
+
 def test_two_processes_are_one_with_twice_the_batch(text: Path, tmp_path: Path, undisturbed: list[list[float]]) -> None:
-    assert start(text, tmp_path, batch=2, launch=LAUNCH).wait(timeout=200) == 0
+    assert start(text, tmp_path, batch=2, launch=LAUNCH).wait() == 0
     same(losses(tmp_path), undisturbed)
 
 
 def test_weights_cut_over_processes(text: Path, tmp_path: Path, undisturbed: list[list[float]]) -> None:
     """FSDP: stopped after five steps and continued, and its result opens."""
-    assert start(text, tmp_path, batch=2, launch=LAUNCH, kind="fsdp").wait(timeout=200) == 0
+    assert start(text, tmp_path, batch=2, launch=LAUNCH, kind="fsdp").wait() == 0
     same(losses(tmp_path), undisturbed)
     kept = sorted(path.name for path in (tmp_path / "checkpoints" / "step-000008").iterdir())
     assert kept == ["optimizer.safetensors", "state.json", "weights.safetensors"]

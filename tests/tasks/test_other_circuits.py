@@ -1,4 +1,4 @@
-"""Docstring, agreement, induction, colored objects and addition: every prompt and its answers are right."""
+"""Docstring, agreement, induction, colored objects, addition, patterns, word pairs: prompts and answers are right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 
 from gatelens.errors import GatelensError
 from gatelens.tasks._words import MEN, WOMEN
-from gatelens.tasks.builtin import addition, colored_objects, docstring, gender_pronoun, induction, subject_verb
+from gatelens.tasks.builtin import (
+    addition,
+    colored_objects,
+    docstring,
+    gender_pronoun,
+    induction,
+    pattern_swap,
+    shuffled_pairs,
+    subject_verb,
+)
 
 
 def arguments(text: str) -> tuple[list[str], list[str]]:
@@ -116,3 +125,41 @@ def test_addition_is_right_in_every_prompt(digit: str, tokenizer: Any) -> None:
             results.append(str(a + b)[len(shown)])
         assert pair.answers[0].strip() == results[0] != results[1]
         assert sorted(word.strip() for word in pair.wrong) == [d for d in "0123456789" if d != results[0]]
+
+
+def test_a_swapped_pattern_exchanges_the_answers(tokenizer: Any) -> None:
+    places = set()
+    for pair in pattern_swap.build(tokenizer, 12, seed=0).pairs:
+        lines, other = ([line.split("^") for line in text.split("\n")[1:]] for text in (pair.clean, pair.corrupt))
+        place = lines[0].index(lines[0][2])
+        places.add(place)
+        assert len(lines) == 5
+        for (a, b, third), (c, d, fourth) in zip(lines[:-1], other[:-1], strict=True):
+            assert (a, b) == (c, d)
+            assert (third, fourth) == ((a, b)[place], (a, b)[1 - place])
+        assert lines[-1] == other[-1]
+        assert (pair.answers, pair.wrong) == ((lines[-1][place],), (lines[-1][1 - place],))
+    assert places == {0, 1}
+
+
+@pytest.mark.parametrize("relation", shuffled_pairs.RELATIONS)
+def test_shuffled_pairs_have_the_right_answers_and_then_the_wrong_ones(relation: str, gpt2: Any) -> None:
+    answers = shuffled_pairs.RELATIONS[relation]
+    for pair in shuffled_pairs.build(gpt2, 6, seed=0, relation=relation).pairs:
+        (*shown, asked), (*mixed, same) = (
+            [line.split(" ->") for line in text.split("\n")] for text in (pair.clean, pair.corrupt)
+        )
+        assert len(shown) == 10
+        assert all(said == f" {answers[word]}" for word, said in shown)
+        assert asked == same == [asked[0], ""]
+        assert pair.answers == (f" {answers[asked[0]]}",)
+        assert [word for word, _ in mixed] == [word for word, _ in shown]
+        assert sorted(said for _, said in mixed) == sorted(pair.wrong) == sorted(said for _, said in shown)
+        assert all(before[1] != after[1] for before, after in zip(shown, mixed, strict=True))
+
+
+def test_shuffled_pairs_need_enough_pairs(gpt2: Any) -> None:
+    with pytest.raises(GatelensError, match="at least 2, because answers are shuffled"):
+        shuffled_pairs.build(gpt2, 4, 0, shots=1)
+    with pytest.raises(GatelensError, match="the task needs 501 answers"):
+        shuffled_pairs.build(gpt2, 4, 0, shots=500)

@@ -65,16 +65,16 @@ def test_the_share_answered_correctly_and_the_warning(gpt2: Any) -> None:
     assert "Warning: ignorant" in printed(ignorant)
 
 
-def test_a_response_task_on_a_real_model(stories: Any) -> None:
+def test_a_response_task_on_a_real_model(trained: Any) -> None:
     """Compare with plain forward passes without padding, one example at a time."""
-    made = task("syntax", stories, n=6)
+    made = task("syntax", trained, n=6)
     assert isinstance(made, ResponseTask)
-    result = preview(stories, made)
+    result = preview(trained, made)
     total, hits, count = 0.0, 0, 0
     for example in made.examples:
         ids = torch.tensor([example.prompt_ids + example.response_ids])
         with torch.no_grad():
-            log_probs = stories.hf(ids).logits.log_softmax(-1)[0, len(example.prompt_ids) - 1 : -1]
+            log_probs = trained.hf(ids).logits.log_softmax(-1)[0, len(example.prompt_ids) - 1 : -1]
         target = torch.tensor(example.response_ids)
         total += log_probs.gather(-1, target[:, None]).sum().item()
         hits += int((log_probs.argmax(-1) == target).sum())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gatelens.cli.app import command
 from gatelens.cli.options import Loader, ModelName, SkipBad, TaskName, TaskOption, default_folder, task_options
-from gatelens.errors import GatelensError
+
+if TYPE_CHECKING:
+    from gatelens.jobs.described import Dense
 
 
 @command("circuit", settings="gatelens.jobs.circuit:CircuitSettings")
@@ -21,7 +22,11 @@ def circuit(
     out: Annotated[Path | None, typer.Option(help="the run folder; default runs/MODEL-TASK-LEVEL-METHOD")] = None,
     dense: Annotated[
         str | None,
-        typer.Option(help="the dense model that a report compares this one with; default: by shape and name"),
+        typer.Option(
+            help="the dense model of a sparse one, or a run folder of it: the table of heads shows it beside the "
+            "sparse model, and a report compares the two; default in a report: by shape and name",
+            metavar="RUN_OR_MODEL",
+        ),
     ] = None,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
@@ -35,6 +40,7 @@ def circuit(
     from gatelens.cli.tables import Bars, circuit_table, stability_table, tests_tables
     from gatelens.jobs.circuit import find_circuit, memory_estimate
     from gatelens.jobs.circuit_cost import circuit_cost
+    from gatelens.loading import made_from
     from gatelens.runtime.run_folder import is_finished
     from gatelens.tasks import check_task
 
@@ -42,15 +48,19 @@ def circuit(
     options = task_options(option, skip_bad)
     check_task(task, settings.n, options)
     loaded = load(model)
+    dense_one = None if dense is None else _dense(dense, load)
     folder = out or default_folder(loaded.name, Path(task).stem, settings.level, settings.method)
     weights, runs = memory_estimate(loaded, settings)
     if not is_finished(folder):
         console.print(f"cost: {circuit_cost(loaded, task, settings, options)}", soft_wrap=True)
         console.print(f"memory: about {weights:.1f} GB for the weights and up to {runs:.1f} GB for runs (--memory-gb)")
     with Bars(console) as bars:
-        result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense, progress=bars)
+        result = find_circuit(loaded, task, settings, out=folder, options=options, dense=dense_one, progress=bars)
     if result.heads is not None:
         console.print(head_table(result.heads))
+        if (base := made_from(model)) is not None and result.heads.dense is None:
+            hint = f"the same command with --dense {base} shows these heads of the dense model beside them"
+            console.print(hint, soft_wrap=True, markup=False)
     console.print(circuit_table(result))
     if result.tests is not None:
         console.print(*tests_tables(result.tests), sep="\n")
@@ -59,7 +69,15 @@ def circuit(
     console.print(f"written to {folder}", soft_wrap=True, markup=False)
 
 
-@command("effect")
+def _dense(name: str, load: Loader) -> Dense:
+    """The dense model, or its circuit in a run folder."""
+    from gatelens.measures.circuit_result import load_circuit
+    from gatelens.runtime.run_folder import is_finished
+
+    return load_circuit(name) if is_finished(Path(name)) else load.replace(bias=None)(name)
+
+
+@command("effect", settings="gatelens.jobs.evaluation:EffectSettings")
 def effect(
     model: ModelName,
     task: TaskName,
@@ -67,31 +85,30 @@ def effect(
         Path,
         typer.Argument(help="a circuit as EAP-IG and the MIB track save it (.json or .pt)", metavar="GRAPH"),
     ],
-    n: Annotated[int, typer.Option(help="number of prompts")] = 64,
-    seed: Annotated[int, typer.Option(help="task seed")] = 0,
-    memory_gb: Annotated[float, typer.Option(help="memory budget for runs, in GB, besides the model itself")] = 4.0,
+    settings: Any,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
     *,
     load: Loader,
 ) -> None:
     """Evaluate an edge circuit that another program has found: how much of the task does it explain?"""
+    from gatelens.jobs.circuit import circuit_tasks
+    from gatelens.jobs.evaluation import effect_cost
+    from gatelens.measures.circuit_result import CircuitSettings
     from gatelens.measures.effect import edges_effect
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph
     from gatelens.runtime.context import Context
     from gatelens.tasks import check_task
-    from gatelens.tasks import task as make_task
 
-    if not 0 < memory_gb < math.inf:
-        raise GatelensError(f"--memory-gb is {memory_gb}: it must be a finite number above 0.")
     options = task_options(option, skip_bad)
-    check_task(task, n, options)
+    check_task(task, settings.n, options)
     loaded = load(model)
     model_graph = Graph.of(loaded.anatomy)
     _, circuit_edges = read_graph(graph, model_graph, loaded.anatomy.width)
-    prompts = make_task(task, loaded, n=n, seed=seed, **options)
-    inside, rest = edges_effect(loaded, prompts, circuit_edges, context=Context(memory_gb))  # type: ignore[arg-type]
+    _, [prompts] = circuit_tasks(loaded, task, CircuitSettings(n=settings.n, seed=settings.seed), options)
+    print(f"cost: {effect_cost(loaded, prompts, settings.memory_gb)}", flush=True)
+    inside, rest = edges_effect(loaded, prompts, circuit_edges, context=Context(settings.memory_gb))
     count = int(model_graph.on_a_path(circuit_edges[None]).sum())
     print(
         f"{count:,} of {model_graph.n_edges:,} edges are on a path in the circuit and explain {inside:.3f}; all other "

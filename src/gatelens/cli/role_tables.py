@@ -66,7 +66,14 @@ def role_summary_tables(summary: RoleSummary) -> list[Table]:
             f"{overlap.by_chance:.1f}",
         )
     mediation = Table(
-        "run", "scored by", "marked", "their facilitation", "others", "p", title="facilitation, maximum over seeds"
+        "run",
+        "scored by",
+        "marked",
+        "their facilitation",
+        "others",
+        "Welch's t",
+        "p",
+        title="facilitation, maximum over seeds",
     )
     for name, comparison in summary.mediation:
         mediation.add_row(
@@ -75,6 +82,7 @@ def role_summary_tables(summary: RoleSummary) -> list[Table]:
             f"{len(comparison.marked)} of {comparison.n_heads} ({comparison.rule})",
             f"{comparison.facilitation:.3f}",
             f"{comparison.others:.3f}",
+            f"{comparison.t:.2f}",
             f"{comparison.p:.2g}",
         )
     return [table for table in (shares, correlations, overlaps, mediation) if table.row_count]

@@ -74,17 +74,15 @@ def sparsify(
     Console().print(message, soft_wrap=True, markup=False)
 
 
-@command("evaluate")
+@command("evaluate", settings="gatelens.jobs.evaluation:EvaluateSettings")
 def evaluate(
     model: ModelName,
+    settings: Any,
     text: Annotated[list[str], typer.Option(help="a text file, a folder, a .jsonl file or a hub data set; repeatable")],
     dense: Annotated[
         str | None,
         typer.Option(help="the dense model to compare with; default: what it was made from, or no gates"),
     ] = None,
-    length: Annotated[int, typer.Option(help="tokens in a sequence")] = 256,
-    sequences: Annotated[int, typer.Option(help="number of sequences of each text (0: all)")] = 64,
-    skip: Annotated[int, typer.Option(help="skip this many sequences at the beginning of each text")] = 0,
     out: Annotated[Path | None, typer.Option(help="also write all numbers to this JSON file")] = None,
     *,
     load: Loader,
@@ -93,6 +91,7 @@ def evaluate(
     from rich.console import Console
 
     from gatelens.cli.tables import judgement_tables
+    from gatelens.jobs.evaluation import evaluate_cost
     from gatelens.runtime.files import write_json
     from gatelens.sparse.sparsify import evaluate as judge
 
@@ -100,7 +99,15 @@ def evaluate(
         raise GatelensError(f"there is no folder {out.parent} for {out.name}: create it, or give another --out.")
     sparse_model = load(model)
     dense_model = _dense_of(model, load) if dense is None else load.replace(bias=None)(dense)
-    judged = judge(sparse_model, text, dense_model, length=length, n_sequences=sequences or None, skip=skip)
+    judged = judge(
+        sparse_model,
+        text,
+        dense_model,
+        length=settings.length,
+        n_sequences=settings.sequences or None,
+        skip=settings.skip,
+        announce=lambda n: print(f"cost: {evaluate_cost(sparse_model, settings.length, n)}", flush=True),
+    )
     console = Console()
     console.width = max(console.width, 80)  # a narrower terminal breaks lines, but no number is cut
     for table in judgement_tables(judged, dense_model is not None, console.width):

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from gatelens.gates import LEVELS
-from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings
 from gatelens.measures.circuit_tests import CircuitTests
 from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.curves import Curve
@@ -88,9 +88,8 @@ def circuit_table(result: CircuitResult) -> Table:
     level = LEVELS[settings.level]
     per_prompt = "" if level.shared else " in each prompt"
     table = Table(title=f"{escape(result.task)} in {escape(result.model)}: {level.noun}", show_header=False)
-    method_settings = settings.method_settings.model_dump()
     lines = [
-        ("scored by", ", ".join([settings.method, *(f"{value} {name}" for name, value in method_settings.items())])),
+        ("scored by", _scored_by(settings)),
         (f"{level.noun} needed for {settings.threshold:.0%}{per_prompt}, 95 % interval", str(result.count)),
         (f"{level.noun} in all{per_prompt}", f"{curve.total:,}"),
         ("a random ranking needs", "-" if curve.random is None else str(curve.random.counted(settings.threshold))),
@@ -150,9 +149,11 @@ def roles_table(result: RolesResult) -> Table:
     ablated = int(result.curves[0].ablated[-1])
     seeds = len(result.roles.plus)
     title = f"{escape(result.task)} in {escape(result.model)}: roles of heads, {seeds} seed{'s' * (seeds > 1)}"
-    known = None if result.known is None else f"{result.known:.0%} of the held-out response tokens are its first choice"
+    notes = [] if result.known is None else [f"{result.known:.0%} of the held-out response tokens are its first choice"]
+    if early := _ended_early(result):
+        notes.append(early)
     change = f"change in log p, {ablated} ablated"
-    table = Table("kind", "heads", "in all", "in any", change, title=title, caption=known)
+    table = Table("kind", "heads", "in all", "in any", change, title=title, caption="\n".join(notes) or None)
     summary = result.roles.summary()
     for curve in result.curves:
         shares = [f"{share:.0%}" for share in summary.get(curve.kind, {}).values()] or ["-", "-"]
@@ -164,6 +165,17 @@ def roles_table(result: RolesResult) -> Table:
             change += f"\n{curve.own.mean():+.2f}  with just these heads"
         table.add_row(curve.kind, heads, *shares, change)
     return table
+
+
+def _ended_early(result: RolesResult) -> str:
+    """How many fits ended because their gates stood still, and after how many updates; empty if none did."""
+    updates, asked = result.roles.updates, result.settings.updates
+    early = updates[updates < asked]
+    if not len(early):
+        return ""
+    fewest, most = int(early.min()), int(early.max())
+    after = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    return f"{len(early)} of {updates.numel()} fits ended after {after} of {asked} updates: their gates stood still"
 
 
 def contrast_table(result: ContrastResult) -> Table:
@@ -252,6 +264,13 @@ def _open_table(name: str, judgement: Judgement, heads: range) -> Table:
     ):
         table.add_row(str(layer), f"{share:.2%}", *(f"{head_shares[head]:.1%}" for head in heads))
     return table
+
+
+def _scored_by(settings: CircuitSettings) -> str:
+    """The method with its settings: ``eap-ig, 5 steps, midpoint rule``. A switch is named if it is on."""
+    values = settings.method_settings.model_dump()
+    words = [name if value is True else f"{value} {name}" for name, value in values.items() if value is not False]
+    return ", ".join([settings.method, *words]).replace("_", " ")
 
 
 def _or_dash(value: float | None) -> str:

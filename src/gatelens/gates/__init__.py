@@ -9,9 +9,10 @@ from gatelens.gates.attention import ATTENTION
 from gatelens.gates.edges import EDGES
 from gatelens.gates.heads import HEADS
 from gatelens.gates.level import Level
+from gatelens.gates.role_edges import ROLE_EDGES
 from gatelens.runtime.settings import unknown_name
 
-LEVELS: dict[str, Level[Any]] = {level.name: level for level in (HEADS, EDGES, ATTENTION)}
+LEVELS: dict[str, Level[Any]] = {level.name: level for level in (HEADS, EDGES, ROLE_EDGES, ATTENTION)}
 """All levels by name."""
 
 
@@ -22,4 +23,4 @@ def level_named(name: str) -> Level[Any]:
     return LEVELS[name]
 
 
-__all__ = ["ATTENTION", "EDGES", "HEADS", "LEVELS", "level_named"]
+__all__ = ["ATTENTION", "EDGES", "HEADS", "LEVELS", "ROLE_EDGES", "level_named"]

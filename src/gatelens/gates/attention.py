@@ -36,7 +36,11 @@ from gatelens.tasks.batches import join
 
 
 class AttentionEdge(NamedTuple):
-    """One key that one query of a head attends to, in one prompt (in the order of the task's buckets)."""
+    """One key that one query of a head attends to, in one prompt (in the order of the task's buckets).
+
+    Example:
+        prompt, head, query, key = gatelens.attribute_attention(model, task).top(1)[0].gate
+    """
 
     prompt: int
     head: Head
@@ -75,7 +79,12 @@ class AttentionEdgeScores(Scores):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionScores(AttentionEdgeScores):
-    """How much each attention edge of each prompt matters, for each bucket of the task."""
+    """How much each attention edge of each prompt matters, for each bucket of the task.
+
+    Example:
+        scores = gatelens.attribute_attention(model, task)
+        scores.scores[0].shape  # of the first prompt: layer, head, query, key
+    """
 
     scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
     edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists (in a sample: was scored)

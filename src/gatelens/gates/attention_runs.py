@@ -21,7 +21,7 @@ from transformers.masking_utils import eager_mask
 from gatelens.errors import GatelensError
 from gatelens.gates.alone import Done, run_attention_until
 from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, gradient_numbers, repeat
+from gatelens.gates.runs import forward, gradient_numbers, only_last_position, repeat
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import edge_gates, is_sparse
@@ -182,6 +182,8 @@ def _run_rows(model: Model, tokens: Tensor, gates: Tensor, source: AttentionRun 
 
     with Hooks() as hooks:
         _intercept(model, hooks, [gated(layer) for layer in range(model.n_layers)])
+        if not torch.is_grad_enabled() and bool((gates != 1).any()):
+            only_last_position(model, hooks)
         return forward(model, tokens, None, hooks, "last", rows).unflatten(0, (rows, -1))
 
 

@@ -19,7 +19,7 @@ from gatelens.model.components import Component
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import widen
 from gatelens.runtime.shown import Shown
-from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.tokens import continuations, encode
 
 _TOP_TOKENS = 3
@@ -98,7 +98,8 @@ class Circuit(Shown):
         """The circuit as a networkx graph.
 
         Nodes have a ``kind`` (embed, head, KV head, MLP, logits) and a ``layer``. Edges have a ``score`` and the
-        ``input`` that they enter (q, k, v or nothing); two inputs of a head make two parallel edges.
+        ``input`` that they enter (q, k, v or nothing); two inputs of a head make two parallel edges. Edges by role also
+        have a ``role``, and make an edge for each of their roles.
         """
         try:
             import networkx
@@ -113,7 +114,8 @@ class Circuit(Shown):
             ends = self.scores.ends(gate.gate)
             if len(ends) == 2:
                 destination, _, into = ends[1].partition(".")
-                graph.add_edge(ends[0], destination, input=into, score=gate.score)
+                role = {"role": gate.gate.role} if hasattr(gate.gate, "role") else {}
+                graph.add_edge(ends[0], destination, input=into, score=gate.score, **role)
         return graph
 
     def explain(
@@ -142,19 +144,20 @@ class Circuit(Shown):
         """
         if source == "optimal":
             raise GatelensError("no optimal constants are fitted for one prompt: use the source corrupt, mean or zero.")
-        clean, corrupted, answers, wrong, gate_set = self._prompt(model, prompt, number, corrupt, answer)
-        shape = self.level.shape(model, clean.shape[1])
+        batch, answers, wrong, gate_set = self._prompt(model, prompt, number, corrupt, answer)
+        level = self.level.on(prompt, batch) if isinstance(prompt, CircuitTask) else self.level
+        shape = level.shape(model, batch.clean.shape[1])
         mask = self.masks[0 if self.level.shared else gate_set]
         exists = self.scores.gate_sets()[0 if self.level.shared else gate_set].exists
         if tuple(mask.shape) != tuple(shape):
             raise GatelensError(f"this circuit was not found in {model.name}: its gates have the shape {mask.shape}.")
         gates = torch.stack([torch.ones(shape), mask.float(), (exists & ~mask).float()])
         gates = gates if self.level.shared else gates[:, None]
-        closed = self.level.closed(model, corrupted, source, lambda: self.level.mean(model, [corrupted]))
-        logits = widen(self.level.run(model, clean, gates, closed, context=context or Context()))[:, 0].cpu()
+        closed = level.closed(model, batch.corrupt, source, lambda: level.mean(model, [batch.corrupt]))
+        logits = widen(level.run(model, batch.clean, gates, closed, context=context or Context()))[:, 0].cpu()
         lines = tuple(_line(model, part, row, answers, wrong) for part, row in zip(_PARTS, logits, strict=True))
         return Explanation(
-            model.tokenizer.decode(clean[0]), _names(model, answers), _names(model, wrong), len(self), lines
+            model.tokenizer.decode(batch.clean[0]), _names(model, answers), _names(model, wrong), len(self), lines
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -165,8 +168,8 @@ class Circuit(Shown):
 
     def _prompt(
         self, model: Model, prompt: CircuitTask | str, number: int, corrupt: str | None, answer: str | None
-    ) -> tuple[Tensor, Tensor, list[int], list[int], int]:
-        """Clean and corrupt tokens (1, position), right and wrong answers, and the number of the prompt's gate set."""
+    ) -> tuple[Bucket, list[int], list[int], int]:
+        """A batch of the prompt alone, right and wrong answers, and the number of the prompt's gate set."""
         if isinstance(prompt, CircuitTask):
             place = 0
             for bucket in prompt.buckets:
@@ -176,7 +179,7 @@ class Circuit(Shown):
                             [index for index in ids[which].tolist() if index >= 0]
                             for ids in (prompt.answer_ids, prompt.wrong_ids)
                         )
-                        return bucket.clean[at, None], bucket.corrupt[at, None], answers, wrong, place
+                        return bucket.parts(1)[at], answers, wrong, place
                     place += 1
             raise GatelensError(f"no prompt {number} in {prompt.name}: it has {len(prompt)} prompts, counted from 0.")
         if corrupt is None or answer is None or not self.level.shared:
@@ -191,7 +194,7 @@ class Circuit(Shown):
                 f"the prompts have {len(clean_ids)} and {len(corrupt_ids)} tokens and the answer {answer!r} has "
                 f"{'other' if ids is None else len(ids)}: the prompts need the same number, and the answer must be one."
             )
-        return torch.tensor([clean_ids]), torch.tensor([corrupt_ids]), ids, [], 0
+        return Bucket(torch.tensor([clean_ids]), torch.tensor([corrupt_ids]), torch.tensor([0])), ids, [], 0
 
 
 _PARTS = ("everything", "circuit alone", "without the circuit")
@@ -218,7 +221,13 @@ class ExplainedPart:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Shown):
-    """The answer to one prompt with everything, with the circuit alone, and without it."""
+    """The answer to one prompt with everything, with the circuit alone, and without it.
+
+    Example:
+        explained = scores.circuit(20).explain(model, task)
+        explained.parts  # probability and rank of the answer, with everything, the circuit alone, and without it
+        explained.plot()
+    """
 
     prompt: str
     answers: tuple[str, ...]

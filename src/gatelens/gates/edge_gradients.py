@@ -44,10 +44,10 @@ class EdgeAttribution(Attribution):
         self.layers_at_once = max(1, _DESTINATIONS_AT_ONCE // self.per_layer)
         self.inputs = self.differences.new_empty(self.layers_at_once * self.per_layer, *self.differences.shape[1:])
 
-    def products(self, step: Pass) -> Shaped[Tensor, "prompt source destination"]:
+    def products(self, step: Pass) -> Shaped[Tensor, "... source destination"]:
         """The products of all edges; 0 where there is no edge."""
         gradients = self._gradients(step)
-        sums = self.differences.new_zeros(len(self.batch), self.graph.n_sources, self.graph.n_destinations)
+        sums = self._new_sums()
         sources = self._sources(step.only)
         for first in range(step.start, self.graph.n_layers, self.layers_at_once):
             layers = range(first, min(first + self.layers_at_once, self.graph.n_layers))
@@ -57,8 +57,11 @@ class EdgeAttribution(Attribution):
         stream = gradients.finals[0][:, -1:].to(final.device)
         self.model.anatomy.final_norm.pull_back(final, stream, hold=step.hold_norms)
         last = sum_rows(final[0, :, 0], step.rows)  # (prompt, width)
-        sums[:, sources, self.graph.logits] += torch.einsum("spw,pw->ps", self.differences[sources, :, -1], last)
+        sums[..., sources, self.graph.logits] += torch.einsum("spw,pw->ps", self.differences[sources, :, -1], last)
         return sums.mul_(self.graph.edges.to(sums.device))
+
+    def _new_sums(self) -> Tensor:
+        return self.differences.new_zeros(len(self.batch), self.graph.n_sources, self.graph.n_destinations)
 
     def groups(self) -> list[SourceGroup]:
         layers = range(self.graph.n_layers)
@@ -121,7 +124,7 @@ class EdgeAttribution(Attribution):
         # The layers of a group do not all read the same sources; products that are not edges are removed at the end.
         sources = slice(sources.start, min(sources.stop, int(self.graph.reads[destinations].max())))
         inputs = self.inputs[: destinations.stop - destinations.start]
-        sums[:, sources, destinations] += self._multiply(self.differences[sources], inputs)
+        sums[..., sources, destinations] += self._multiply(self.differences[sources], inputs)
 
     def _multiply(
         self,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import forward, skip_to
+from gatelens.gates.runs import forward, only_last_position, skip_to
 from gatelens.model import Model
 from gatelens.model.anatomy import TransformerBlock
 from gatelens.model.graph import Graph
@@ -177,10 +177,11 @@ class EdgeRun:
         self.gates = gates.to(reference.sources)
         self.rows = len(gates)
         self.keep_inputs = keep_inputs
-        closed = ((self.gates != 1) & graph.edges.to(self.gates.device)).any(0).any(0) | keep_inputs  # (destination,)
+        closed = ((self.gates != 1) & graph.edges.to(self.gates.device)).flatten(0, -2).any(0) | keep_inputs
         self.closed_attention = [bool(closed[graph.attention_inputs(n)].any()) for n in range(graph.n_layers)]
         self.closed_mlp = [bool(closed[graph.mlp_input(n)]) for n in range(graph.n_layers)]
         self.closed_logits = bool(closed[graph.logits])
+        self.any_closed = bool(closed.any())
         touched = [a or m for a, m in zip(self.closed_attention, self.closed_mlp, strict=True)] + [True]
         # Below the first touched layer all rows equal the plain run, so they share their differences.
         self.first = min(touched.index(True), graph.n_layers - 1) if start is not None else 0
@@ -195,10 +196,13 @@ class EdgeRun:
         self.begin(*tokens.shape)
         with Hooks() as hooks:
             if self.start is not None:
-                self.shared = self.start.sources[: self.n_shared] - self.reference.sources[: self.n_shared]
+                of_start, of_reference = (run.sources[: self.n_shared] for run in (self.start, self.reference))
+                self._subtract(of_start, of_reference, self.shared)
                 stream = self.start.attention_inputs[self.first].to(self.model.dtype)
                 skip_to(self.model, self.first, stream, hooks, self.rows)
             self.hook(hooks)
+            if self.any_closed and not self.keep_inputs:
+                only_last_position(self.model, hooks)
             return forward(self.model, tokens, None, hooks, "last", self.rows).unflatten(0, (self.rows, -1))
 
     def begin(self, n_prompts: int, n_positions: int) -> None:
@@ -206,7 +210,7 @@ class EdgeRun:
         shape = (n_prompts, n_positions, self.model.anatomy.width)
         new = self.reference.sources.new_empty
         # The difference of each source from the reference: (source, ...) if all rows share it, else (row, source, ...).
-        self.shared = new(0, *shape)
+        self.shared = new(self.n_shared, *shape)
         self.own = new(self.rows, self.graph.n_sources - self.n_shared, *shape)
         # One row's inputs of a layer or, if they are kept, of all layers: (row, destination, ...).
         n_inputs = (self.rows, self.graph.n_destinations) if self.keep_inputs else (1, self.graph.mlp_input(0))
@@ -237,7 +241,11 @@ class EdgeRun:
         reference = self.reference.sources[start : start + len(outputs)]
         by_row = outputs.to(reference.device).unflatten(1, (self.rows, -1)).transpose(0, 1)
         at = start - self.n_shared
-        torch.sub(by_row, reference, out=self.own[:, at : at + len(outputs)])
+        self._subtract(by_row, reference, self.own[:, at : at + len(outputs)])
+
+    def _subtract(self, outputs: Tensor, reference: Tensor, into: Tensor) -> None:
+        """Store the difference of outputs from the reference, both (..., prompt, position, width)."""
+        torch.sub(outputs, reference, out=into)
 
     def _hook_inputs(self, layer: int, block: TransformerBlock, hooks: Hooks) -> None:
         if self.closed_attention[layer]:
@@ -258,12 +266,22 @@ class EdgeRun:
         n = int(self.graph.reads[destinations.start])
         n_mixed = destinations.stop - destinations.start
         mixed = self.inputs[row, destinations] if self.keep_inputs else self.inputs[0, :n_mixed]
-        gates = self.gates[row, :n, destinations].T  # (destination, source)
-        own = self.own[row, : n - self.n_shared].flatten(1)
-        torch.addmm(stream.reshape(1, -1), gates[:, self.n_shared :], own, out=mixed.flatten(1))
-        if self.n_shared:
-            mixed.flatten(1).addmm_(gates[:, : self.n_shared], self.shared.flatten(1))
+        self._add_sources(row, self.gates[row, :n, destinations], stream.reshape(1, -1), mixed.flatten(1))
         return mixed
+
+    def _add_sources(self, row: int, gates: Tensor, stream: Tensor, into: Tensor, columns: slice = slice(None)) -> None:
+        """Add the differences of sources to a stream, times their gates.
+
+        Arguments:
+            gates: (source, destination).
+            stream: (1, column), where the columns are the numbers of all positions of all prompts.
+            into: (destination, column), where the sum is written.
+            columns: only these columns.
+        """
+        own = self.own[row, : len(gates) - self.n_shared].flatten(1)[:, columns]
+        torch.addmm(stream[:, columns], gates[self.n_shared :].T, own, out=into[:, columns])
+        if self.n_shared:
+            into[:, columns].addmm_(gates[: self.n_shared].T, self.shared.flatten(1)[:, columns])
 
     def _input_of(self, destination: int, reference: Tensor, stream: Tensor) -> Tensor:
         """The input of one destination, instead of the model's own stream: (row * prompt, position, width)."""

@@ -5,6 +5,7 @@ The gates are (row, source, destination), numbered as in `Graph`. Gates where th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost, Source, top_masks
 from gatelens.gates.optimal import fit_edge_constants
 from gatelens.gates.runs import gradient_numbers
-from gatelens.gates.shared_level import SharedLevel, SharedScores
+from gatelens.gates.shared_level import S, SharedLevel, SharedScores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -28,7 +29,11 @@ from gatelens.tasks.base import Bucket
 
 
 class ComponentEdge(NamedTuple):
-    """An edge by the numbers of its source and destination in the `Graph`."""
+    """An edge by the numbers of its source and destination in the `Graph`.
+
+    Example:
+        source, destination = edge_scores.top(1)[0].gate
+    """
 
     source: int
     destination: int
@@ -39,7 +44,12 @@ _PATHS = 100  # random paths to try until one has an edge that is new
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EdgeScores(SharedScores):
-    """How much each edge between components matters, mean over prompts; 0 where there is no edge."""
+    """How much each edge between components matters, mean over prompts; 0 where there is no edge.
+
+    Example:
+        edge_scores = gatelens.attribute_edges(model, task)
+        edge_scores.scores[edge_scores.graph.edge("L0H2 -> logits")]
+    """
 
     scores: Shaped[Tensor, "source destination"]
     graph: Graph
@@ -74,52 +84,34 @@ class EdgeScores(SharedScores):
         return torch.stack([leaving[self.graph.heads(layer)] for layer in range(self.graph.n_layers)]).float()
 
 
-class Edges(SharedLevel[EdgeScores]):
-    """Gates on edges between components."""
+class ComponentEdges(SharedLevel[S]):
+    """What all gates on edges between components have in common: what they read, and the memory of their runs."""
 
-    name, noun = "edges", "edges"
     sources = ("corrupt", "mean", "zero", "optimal")
-    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0, softmax=1.6)
     log_axis, head_map = True, ""
 
-    def shape(self, model: Model, length: int) -> tuple[int, ...]:
-        graph = Graph.of(model.anatomy)
-        return graph.n_sources, graph.n_destinations
-
-    def n_gates(self, graph: Graph, length: int) -> int:
-        return graph.n_edges
-
-    def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " _gate"]]:
-        """All edges, ordered by destination, so that edges that are patched together share the layers below them."""
-        graph = Graph.of(model.anatomy)
-        destinations, sources = graph.edges.T.nonzero(as_tuple=True)
-        return [sources * graph.n_destinations + destinations]
-
     def copies(self, model: Model) -> Int[Tensor, " _size"]:
-        graph = Graph.of(model.anatomy)
-        return graph.n_sharing.expand(graph.edges.shape).flatten()
+        return Graph.of(model.anatomy).n_sharing.expand(self.shape(model, 0)).flatten()
 
     def count(self, model: Model, order: Int[Tensor, " gate"], k: int) -> int:
         return int(self.prune(model, self.masks(model, order, [k])).sum())
 
     def masks(
         self, model: Model, order: Int[Tensor, " gate"], ks: Sequence[int], complement: bool = False
-    ) -> Bool[Tensor, "row source destination"]:
-        """The edges of each top-k circuit, including those that are not on a path from the embedding to the logits.
+    ) -> Bool[Tensor, "row ..."]:
+        """The gates of each top-k circuit, including those that are not on a path from the embedding to the logits.
 
         Arguments:
-            order: the positions of all edges from best to worst.
-            ks: how many edges each circuit has.
-            complement: all edges but the top k instead.
+            order: the positions of all gates from best to worst.
+            ks: how many gates each circuit has.
+            complement: all gates but the top k instead.
         """
-        shape = self.shape(model, 0)
-        return top_masks(order, ks, shape[0] * shape[1], complement).unflatten(1, shape)
+        shape = torch.Size(self.shape(model, 0))
+        return top_masks(order, ks, shape.numel(), complement).unflatten(1, shape)
 
-    def prune(
-        self, model: Model, gates: Bool[Tensor, "row source destination"]
-    ) -> Bool[Tensor, "row source destination"]:
-        """Remove the edges that are not on a path from the embedding to the logits: they have no effect."""
-        return Graph.of(model.anatomy).on_a_path(gates)
+    @abstractmethod
+    def random_path(self, graph: Graph, generator: torch.Generator) -> list[int]:
+        """The positions of the gates of a random path from the embedding to the logits."""
 
     def random_addition(
         self,
@@ -128,13 +120,13 @@ class Edges(SharedLevel[EdgeScores]):
         others: Int[Tensor, " _other"],
         generator: torch.Generator,
     ) -> Int[Tensor, " _added"]:
-        """The new edges of a random path from the embedding to the logits."""
+        """The new gates of a random path from the embedding to the logits."""
         graph = Graph.of(model.anatomy)
         for _ in range(_PATHS):
-            path = torch.tensor([i * graph.n_destinations + j for i, j in graph.random_path(generator)])
+            path = torch.tensor(self.random_path(graph, generator))
             if len(added := path[~torch.isin(path, circuit)]):
                 return added
-        return super().random_addition(model, circuit, others, generator)  # the circuit has nearly all edges
+        return super().random_addition(model, circuit, others, generator)  # the circuit has nearly all gates
 
     def capture(self, model: Model, tokens: Int[Tensor, "prompt position"]) -> Components:
         return capture_components(model, tokens)
@@ -166,6 +158,46 @@ class Edges(SharedLevel[EdgeScores]):
     def reads(self, run: Components) -> Components:
         return run
 
+    def row_numbers(self, model: Model, length: int) -> int:
+        return edge_numbers(model, length)
+
+    def closed_numbers(self, model: Model, length: int) -> int:
+        return length * model.anatomy.width * Graph.of(model.anatomy).n_sources
+
+    def attribute_numbers(self, model: Model, length: int) -> int:
+        return (
+            gradient_numbers(model, length) + (Graph.of(model.anatomy).n_sources + 128) * model.anatomy.width * length
+        )
+
+
+class Edges(ComponentEdges[EdgeScores]):
+    """Gates on edges between components."""
+
+    name, noun = "edges", "edges"
+    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0, softmax=1.6)
+
+    def shape(self, model: Model, length: int) -> tuple[int, ...]:
+        graph = Graph.of(model.anatomy)
+        return graph.n_sources, graph.n_destinations
+
+    def n_gates(self, graph: Graph, length: int) -> int:
+        return graph.n_edges
+
+    def positions(self, model: Model, *runs: Components) -> list[Int[Tensor, " _gate"]]:
+        """All edges, ordered by destination, so that edges that are patched together share the layers below them."""
+        graph = Graph.of(model.anatomy)
+        destinations, sources = graph.edges.T.nonzero(as_tuple=True)
+        return [sources * graph.n_destinations + destinations]
+
+    def prune(
+        self, model: Model, gates: Bool[Tensor, "row source destination"]
+    ) -> Bool[Tensor, "row source destination"]:
+        """Remove the edges that are not on a path from the embedding to the logits: they have no effect."""
+        return Graph.of(model.anatomy).on_a_path(gates)
+
+    def random_path(self, graph: Graph, generator: torch.Generator) -> list[int]:
+        return [source * graph.n_destinations + destination for source, destination in graph.random_path(generator)]
+
     def run(
         self,
         model: Model,
@@ -194,19 +226,8 @@ class Edges(SharedLevel[EdgeScores]):
     ) -> EdgeScores:
         return EdgeScores(scores, graph, method, measured, magnitudes, errors)
 
-    def row_numbers(self, model: Model, length: int) -> int:
-        return edge_numbers(model, length)
-
     def learned_numbers(self, model: Model, length: int) -> int:
         return learned_edge_numbers(model, length)
-
-    def closed_numbers(self, model: Model, length: int) -> int:
-        return length * model.anatomy.width * Graph.of(model.anatomy).n_sources
-
-    def attribute_numbers(self, model: Model, length: int) -> int:
-        return (
-            gradient_numbers(model, length) + (Graph.of(model.anatomy).n_sources + 128) * model.anatomy.width * length
-        )
 
 
 EDGES = Edges()

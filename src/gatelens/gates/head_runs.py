@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Edit, Hooks
-from gatelens.gates.runs import LogitsAt, Run, forward, rows_that_fit, skip_to
+from gatelens.gates.runs import LogitsAt, Run, branch, forward, only_last_position, rows_that_fit, skip_to
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 
@@ -56,7 +56,7 @@ def run_heads(
 
     Returns:
         (row, prompt, vocab) at the last position, or (row, ..., vocab) as ``logits_at`` says. Cost: at most 1 forward
-        for each row.
+        for each row. Rows share the layers below the first gate in which they differ.
     """
     _check_gates(model, gates)
     if start is not None and (not start.streams or start.tokens.shape != tokens.shape):
@@ -67,16 +67,18 @@ def run_heads(
     n_logits = int(logits_at.sum()) if isinstance(logits_at, Tensor) else n_logits
     grad = _requires_grad(gates, source) and torch.is_grad_enabled()
     at_once = rows_that_fit(model, tokens, n_logits, grad=grad, context=context or Context())
-    if start is None or grad:
+    if grad:
         return torch.cat([_run_rows(model, tokens, g, source, mask, start, logits_at) for g in gates.split(at_once)])
-    # Rows with the same first changed layer skip the same layers, so they run together.
-    changed = _changed_layers(gates, start_gates)
+    # Rows in lexical order share the layers below the first gate in which they differ, and equal rows run once.
+    distinct, which = gates.detach().unique(dim=0, return_inverse=True)
+    changed = _changed_layers(distinct, start_gates) if start is not None else distinct.new_ones(distinct.shape[:2])
     changed[:, -1] = True
     first = changed.int().argmax(1)
+    # Rows with the same first changed layer skip the same layers, so they run together.
     order = first.argsort(stable=True)
     groups = [part for same in order.split(first.bincount().tolist()) for part in same.split(at_once) if len(part)]
-    parts = [_run_rows(model, tokens, gates[part], source, mask, start, logits_at, start_gates) for part in groups]
-    return torch.cat(parts)[order.argsort().to(parts[0].device)]
+    parts = [_run_rows(model, tokens, distinct[part], source, mask, start, logits_at, start_gates) for part in groups]
+    return torch.cat(parts)[order.argsort()[which].to(parts[0].device)]
 
 
 def capture_circuit(
@@ -115,19 +117,41 @@ def _run_rows(
     logits_at: LogitsAt,
     start_gates: Tensor | None = None,
 ) -> Tensor:
-    rows = len(gates)
+    grad = _requires_grad(gates, source) and torch.is_grad_enabled()
     # A learned gate needs its gradient even while it is 1.
     touched = [True] * model.n_layers if gates.requires_grad else (gates != 1).flatten(2).any(2).any(0).tolist()
-    with torch.set_grad_enabled(_requires_grad(gates, source) and torch.is_grad_enabled()), Hooks() as hooks:
+    with torch.set_grad_enabled(grad), Hooks() as hooks:
+        first = 0
         if start is not None:
             changed = touched if start_gates is None else _changed_layers(gates, start_gates).any(0).tolist()
             first = changed.index(True) if True in changed else model.n_layers - 1
-            skip_to(model, first, start.streams[first], hooks, rows)
-        for layer, block in enumerate(model.anatomy.blocks):
+            skip_to(model, first, start.streams[first], hooks)
+        if isinstance(logits_at, str) and logits_at == "last" and mask is None and not grad and any(touched):
+            only_last_position(model, hooks)
+        below = torch.zeros(1, dtype=torch.int64, device=gates.device)
+        for layer, rows in list(enumerate(_distinct_rows(gates, share=not grad)))[first:]:
+            if len(rows) > 1:
+                branch(model, layer, torch.searchsorted(below, rows, right=True) - 1, len(tokens), hooks)
             if touched[layer]:
-                hooks.before(block.out, _mix(gates[:, layer], None if source is None else source[layer]))
-        logits = forward(model, tokens, mask, hooks, logits_at, rows)
-    return logits.unflatten(0, (rows, -1))
+                hooks.before(
+                    model.anatomy.blocks[layer].out, _mix(gates[rows, layer], None if source is None else source[layer])
+                )
+            below = rows
+        logits = forward(model, tokens, mask, hooks, logits_at)
+    return logits.unflatten(0, (len(gates), -1))
+
+
+def _distinct_rows(gates: Shaped[Tensor, "row layer head"], *, share: bool) -> list[Int[Tensor, " _row"]]:
+    """For each layer, the rows that it runs: those whose gates up to this layer differ from those of the row before.
+
+    Arguments:
+        gates: in lexical order, so that rows that are equal up to a layer are neighbours.
+        share: if False, every layer runs all rows.
+    """
+    differs = torch.ones_like(gates[..., 0], dtype=torch.bool)
+    if share:
+        differs[1:] = (gates[1:] != gates[:-1]).any(2).cumsum(1) > 0
+    return [layer.nonzero()[:, 0] for layer in differs.T]
 
 
 def _requires_grad(gates: Tensor, source: HeadSource) -> bool:

@@ -30,7 +30,12 @@ from gatelens.tasks.base import Bucket
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(SharedScores):
-    """How much each head matters for a task, in units of the metric, mean over prompts."""
+    """How much each head matters for a task, in units of the metric, mean over prompts.
+
+    Example:
+        scores = gatelens.attribute_heads(model, task)
+        scores.scores[3, 6]  # of the head L3H6
+    """
 
     scores: Shaped[Tensor, "layer head"]
     method: str

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 Edit = Callable[[Tensor], Tensor | None]
 """Maps a tensor to its replacement; None leaves it unchanged."""
@@ -21,13 +22,19 @@ class Hooks(ExitStack):
             model.hf(tokens)
     """
 
-    def before(self, module: nn.Module, edit: Edit) -> None:
-        """Pass the module's input (its first argument, or ``hidden_states``) through ``edit``."""
+    def before(self, module: nn.Module, edit: Edit, others: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Pass the module's input (its first argument, or ``hidden_states``) through ``edit``.
+
+        Arguments:
+            others: what all other arguments that are tensors, or hold tensors, are passed through.
+        """
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             edited = edit(args[0] if args else kwargs["hidden_states"])
             if edited is None:
                 return None
+            if others is not None:
+                args, kwargs = tree_map_only(Tensor, others, (args, kwargs))
             return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
 
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)

@@ -184,7 +184,8 @@ def gate_mask(model: Model, parts: Any) -> tuple[bool, Tensor]:
                 return is_edges, ready.bool()
         raise GatelensError(
             f"this circuit has gates of the shape {tuple(ready.shape)}, which {model.name} does not have: give a "
-            "circuit of heads or of edges of this model. Attention edges belong to single prompts."
+            "circuit of heads or of edges of this model. Attention edges belong to single prompts, and edges by role "
+            "to prompts of a task."
         )
     several = [parts] if isinstance(parts, str | Head) or _is_pair(parts) else list(parts)
     parsed = [_parse(model, graph, part) for part in several]

@@ -1,4 +1,4 @@
-"""A level is what gates act on: heads, edges between components, or attention edges.
+"""A level is what gates act on: heads, edges between components (also by the role of positions), or attention edges.
 
 Everything above this room (patching, attribution, top-k circuits, curves, validity, saving, tables) is written once,
 for any `Level`. A level knows how to run a model with gates, how to capture what a closed gate reads, how to
@@ -76,6 +76,13 @@ class Level(ABC, Generic[S]):
     cost: ClassVar[Cost]
     log_axis: ClassVar[bool] = False  # whether there are so many gates that curves need a logarithmic axis
     head_map: ClassVar[str] = ""  # what `Scores.by_head` means; empty if gates do not belong to heads
+
+    def on(self, task: CircuitTask, batch: Bucket | None = None) -> Level[S]:
+        """This level on a task or, for runs, on one batch of its prompts. By default neither changes a level.
+
+        Functions that take a level and a task call this first. A level whose gates depend on the task overrides it.
+        """
+        return self
 
     # Which gates exist
 

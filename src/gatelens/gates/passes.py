@@ -37,12 +37,12 @@ def attribute_batches(
         method: the name of the method, for the scores.
         numbers: how many numbers are held for a prompt of a given length; by default those of one pass.
     """
-    context = context or Context()
+    context, level = context or Context(), level.on(task)
     parts = batches(task, numbers or partial(level.attribute_numbers, model), context)
     context.begin(f"score {level.noun}", len(parts))
 
     def piece(batch: Bucket) -> Tensor:
-        attribution = level.attribution(model, batch, lambda logits: task.differentiated(logits, batch))
+        attribution = level.on(task, batch).attribution(model, batch, lambda logits: task.differentiated(logits, batch))
         return attribution.piece(scores(attribution))
 
     pieces = [context.piece(f"{level.name}-{i}", partial(piece, batch)) for i, batch in enumerate(parts)]

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates.head_runs import HeadSource, run_heads
-from gatelens.gates.runs import rows_that_fit
+from gatelens.gates.hooks import Hooks
+from gatelens.gates.runs import only_at, rows_that_fit, run_numbers
 from gatelens.model import Model
 from gatelens.model.products import fast_products
 from gatelens.runtime.context import UNLIMITED, Context
@@ -46,24 +48,42 @@ def response_log_probs(
     """
     context = context or Context()
     at_once = rows_at_once(model, batch, grad=gates.requires_grad, context=context)
-    return torch.cat([_scored(model, batch, rows, source)[0] for rows in gates.split(at_once)])
+    parts = []
+    for rows in gates.split(at_once):
+        logits, examples, ids = _response_logits(model, batch, rows, source)
+        parts.append(_by_example(_log_probs(logits, ids), examples, len(batch.tokens)))
+    return torch.cat(parts)
 
 
-def _scored(
+def _response_logits(
     model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], source: HeadSource = None
-) -> tuple[Float[Tensor, "row example"], Float[Tensor, "row example"]]:
-    """The log-probability of each response, and how many of its tokens are the model's first choice.
-
-    All rows run together. Only the logits that predict a response are computed.
-    """
+) -> tuple[Float[Tensor, "row token vocab"], Int[Tensor, " token"], Int[Tensor, "token choice"]]:
+    """The logits that predict the responses, and the example and the right ids of each token. All rows run together."""
     predicts, examples, targets = places(batch)
-    with fast_products(model.hf):
-        logits = run_heads(model, batch.tokens, gates, source, mask=batch.mask, logits_at=predicts, context=UNLIMITED)
-    examples, targets, logits = examples.to(logits.device), targets.to(logits.device), logits.to(model.wide_dtype)
-    chosen = _pick(logits, targets).logsumexp(-1) - logits.logsumexp(-1)
-    is_hit = (logits.argmax(-1)[..., None] == targets).any(-1).to(chosen)
-    zeros = chosen.new_zeros(len(gates), len(batch.tokens))
-    return zeros.index_add(1, examples, chosen), zeros.index_add(1, examples, is_hit)
+    # No token sees padding on its right, so only padding on the left needs a mask.
+    mask = batch.mask if (batch.mask.diff(dim=1) > 0).any() else None
+    with fast_products(model.hf), Hooks() as hooks:
+        only_at(model, predicts, hooks)
+        logits = run_heads(model, batch.tokens, gates, source, mask=mask, logits_at=predicts, context=UNLIMITED)
+    return logits.to(model.wide_dtype), examples.to(logits.device), targets.to(logits.device)
+
+
+def _log_probs(
+    logits: Float[Tensor, "row token vocab"], ids: Int[Tensor, "token choice"]
+) -> Float[Tensor, "row token"]:
+    """The log-probability that a token is one of these ids. An id of -1 stands for none and is left out."""
+    if ids.shape[1] == 1:  # one pass over the logits in each direction
+        losses = cross_entropy(logits.flatten(0, 1), ids[:, 0].repeat(len(logits)), reduction="none")
+        return -losses.unflatten(0, (len(logits), -1))
+    picked = logits.gather(2, ids.clamp(min=0).expand(len(logits), -1, -1)).masked_fill(ids < 0, float("-inf"))
+    return picked.logsumexp(-1) - logits.logsumexp(-1)
+
+
+def _by_example(
+    values: Float[Tensor, "row token"], examples: Int[Tensor, " token"], n_examples: int
+) -> Float[Tensor, "row example"]:
+    """Sums over the tokens of each response."""
+    return values.new_zeros(len(values), n_examples).index_add(1, examples, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +130,10 @@ def score_responses(
             at_once, parts = cut(model, examples, len(gates), grad=False, context=context)
             for part, rows in itertools.product(parts, torch.arange(len(gates)).split(at_once)):
                 cell = rows[:, None], part.which
-                log_probs[cell], hits[cell] = (x.cpu() for x in _scored(model, part, gates[rows]))
+                logits, own, ids = _response_logits(model, part, gates[rows])
+                is_hit = (logits.argmax(-1)[..., None] == ids).any(-1).to(logits)
+                log_probs[cell] = _by_example(_log_probs(logits, ids), own, len(part.tokens)).cpu()
+                hits[cell] = _by_example(is_hit, own, len(part.tokens)).cpu()
     tokens = torch.tensor([len(example.response_ids) for example in task.examples])
     return ResponseScores(log_probs, hits, tokens)
 
@@ -142,14 +165,6 @@ def places(
     predicts[:, :-1] = batch.targets[:, 1:]  # the logits that predict a token are one position before it
     examples = batch.targets.nonzero()[:, 0]
     return predicts, examples, torch.cat([batch.tokens[batch.targets][:, None], batch.also[examples]], 1)
-
-
-def _pick(
-    logits: Float[Tensor, "row token vocab"], ids: Int[Tensor, "token choice"]
-) -> Float[Tensor, "row token choice"]:
-    """The logits of these ids; minus infinity where an id is -1."""
-    picked = logits.gather(2, ids.clamp(min=0).expand(len(logits), -1, -1))
-    return picked if ids.shape[1] == 1 else picked.masked_fill(ids < 0, float("-inf"))
 
 
 def token_counts(batch: ResponseBatch) -> Int[Tensor, " example"]:
@@ -223,8 +238,12 @@ def _fast_attention(model: Model, batch: ResponseBatch) -> Iterator[None]:
         config._attn_implementation = loaded
 
 
-def check_responses(model: Model, task: ResponseTask) -> None:
-    """Raise an error that names the first example that this model cannot use."""
+def check_responses(model: Model, task: ResponseTask, context: Context | None = None) -> None:
+    """Raise an error that names the first example that this model cannot use.
+
+    Arguments:
+        context: raise an error too if one example does not fit into its memory budget in a fit, which cannot cut it.
+    """
     if not task.examples:
         raise GatelensError(f"the task {task.name} has no examples: give it at least one.")
     vocabulary = int(model.hf.config.vocab_size)
@@ -244,6 +263,9 @@ def check_responses(model: Model, task: ResponseTask) -> None:
             problem = "several right responses of more than one token: give one response, or single tokens"
         if problem:
             raise GatelensError(f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {problem}.")
+        if context is not None:
+            numbers = run_numbers(model, 1, len(example), 2 * len(example.response_ids), grad=True)
+            context.require(numbers, f"example {number} of {task.name}, which has {len(example):,} tokens,")
 
 
 def share_known(model: Model, task: ResponseTask, context: Context | None = None) -> float:

@@ -105,6 +105,10 @@ class ContrastAccuracy:
     Arguments:
         keep, lose: of the responses to keep and to lose, under the gates.
         keep_open, lose_open: the same with all gates open.
+
+    Example:
+        accuracy = gatelens.load_contrast("runs/contrast").contrast.accuracy
+        accuracy.keep, accuracy.lose, accuracy.keep_open, accuracy.lose_open
     """
 
     keep: Float[Tensor, " seed"]
@@ -127,6 +131,10 @@ class Contrast:
         keep_open: log-probability of the responses to keep, with all gates open.
         lose_open: log-probability of the responses to lose, with all gates open.
         accuracy: how often the responses are predicted; None in runs of early versions.
+
+    Example:
+        contrast = gatelens.load_contrast("runs/contrast").contrast
+        contrast.gates.mean(0)  # (layer, head): open where the head is needed for the task that is kept
     """
 
     gates: Float[Tensor, "seed layer head"]

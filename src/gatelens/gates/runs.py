@@ -6,13 +6,14 @@ select the positions whose logits are computed, so the remaining arithmetic is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
 
 from gatelens.errors import GatelensError
 from gatelens.gates.hooks import Hooks
@@ -25,7 +26,14 @@ LogitsAt = Literal["last", "all"] | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one plain run of a model captured."""
+    """What one plain run of a model captured.
+
+    Example:
+        run = model.capture("Once upon a time")
+        run.heads[0].shape  # of the first layer: prompt, position, head, dim
+        with model.patch(["L9H6"], run):
+            model.hf(run.tokens)
+    """
 
     tokens: Int[Tensor, "prompt position"]
     mask: Shaped[Tensor, "prompt position"] | None  # nonzero for real tokens; None if all tokens are real
@@ -76,7 +84,7 @@ def forward(
             f"a prompt of {tokens.shape[1]} tokens does not fit into {model.name}, which reads {model.context}: "
             "shorten the prompt."
         )
-    hooks.before(model.anatomy.unembed, lambda hidden: pick(hidden, mask, logits_at, rows))
+    hooks.before(model.anatomy.unembed, lambda hidden: pick(hidden, mask, logits_at, len(tokens)))
     inputs: dict[str, Any] = {"input_ids": repeat(tokens.to(model.device), rows), "use_cache": False}
     if mask is not None:
         # Positions count only real tokens. Otherwise padding on the left would shift all of them.
@@ -94,8 +102,59 @@ def skip_to(model: Model, layer: int, stream: Tensor, hooks: Hooks, rows: int = 
     hooks.before(model.anatomy.blocks[layer].layer, lambda hidden: repeat(stream.to(hidden.device), rows))
 
 
-def pick(hidden: Tensor, mask: Tensor | None, logits_at: LogitsAt, rows: int) -> Tensor:
+def branch(model: Model, layer: int, parents: Int[Tensor, " row"], n_prompts: int, hooks: Hooks) -> None:
+    """Let a layer run other rows than the layer below: each of its rows continues one row of the layer below.
+
+    Arguments:
+        parents: for each row of the layer, the row of the layer below that it continues.
+        n_prompts: how many prompts a row has. Arguments of the layer that are given for each prompt, such as a mask,
+            are repeated for each row.
+    """
+
+    def continued(hidden: Tensor) -> Tensor:
+        if len(hidden) == len(parents) * n_prompts:
+            return hidden
+        return hidden.unflatten(0, (-1, n_prompts))[parents.to(hidden.device)].flatten(0, 1)
+
+    def repeated(argument: Tensor) -> Tensor:
+        return repeat(argument, len(parents)) if argument.ndim > 1 and len(argument) == n_prompts else argument
+
+    hooks.before(model.anatomy.blocks[layer].layer, continued, repeated)
+
+
+def only_last_position(model: Model, hooks: Hooks) -> None:
+    """Compute what the last layer adds to the stream at the last position only, and zeros at all others.
+
+    This is for gated runs of which nothing but the logits at the last position is read. Products of fewer positions are
+    rounded differently, so a run with open gates only leaves it out, to reproduce the plain model to the last bit.
+    """
+
+    def at_last(own: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        return nn.functional.pad(own(hidden[:, -1:]), (0, 0, hidden.shape[1] - 1, 0))
+
+    _last_layer(model, at_last, hooks)
+
+
+def only_at(model: Model, logits_at: Bool[Tensor, "prompt position"], hooks: Hooks) -> None:
+    """`only_last_position` for the positions at which ``logits_at`` is True, also with gradients and with padding."""
+
+    def at_places(own: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        places = repeat(logits_at.to(hidden.device), len(hidden) // len(logits_at))
+        output = own(hidden[places][None])[0]
+        return output.new_zeros(*places.shape, output.shape[-1]).index_put((places,), output)
+
+    _last_layer(model, at_places, hooks)
+
+
+def _last_layer(model: Model, run: Callable[[Callable[..., Tensor], Tensor], Tensor], hooks: Hooks) -> None:
+    """Replace the forward of what the last layer adds to the stream by ``run(forward, hidden)``."""
+    for module in (model.anatomy.blocks[-1].out, model.anatomy.blocks[-1].mlp):
+        hooks.instead(module, partial(run, module.forward))
+
+
+def pick(hidden: Tensor, mask: Tensor | None, logits_at: LogitsAt, n_prompts: int) -> Tensor:
     """Select the positions of ``hidden`` (row * prompt, position, width) whose logits are computed."""
+    rows = len(hidden) // n_prompts
     if isinstance(logits_at, Tensor):
         return hidden[repeat(logits_at.to(hidden.device), rows)]
     if logits_at == "all":
@@ -119,11 +178,21 @@ def rows_that_fit(model: Model, tokens: Tensor, n_logits: int, *, grad: bool, co
         n_logits: positions whose logits are computed, over all prompts.
         grad: whether the run keeps activations for a backward pass.
     """
-    per_token = gradient_numbers(model, 1) if grad else numbers_per_token(model)
-    numbers = tokens.numel() * per_token + 2 * n_logits * int(model.hf.config.vocab_size)
-    if grad:
-        numbers += len(tokens) * _attention_weights(model, tokens.shape[1])
-    return context.fits(numbers)
+    n_prompts, length = tokens.shape
+    return context.fits(run_numbers(model, n_prompts, length, n_logits, grad=grad))
+
+
+def run_numbers(model: Model, n_prompts: int, length: int, n_logits: int, *, grad: bool) -> int:
+    """Peak memory of one gate row of prompts of this length, in numbers.
+
+    Arguments:
+        n_logits, grad: as for `rows_that_fit`.
+    """
+    logits = 2 * n_logits * int(model.hf.config.vocab_size)
+    one_layer = n_prompts * length * numbers_per_token(model)
+    if not grad:
+        return one_layer + logits
+    return model.n_layers * one_layer + n_prompts * _attention_weights(model, length) + logits
 
 
 def numbers_per_token(model: Model) -> int:

@@ -26,7 +26,12 @@ _MOST_RECORDS = 1000  # of a table of scores
 
 
 class ScoredGate(NamedTuple):
-    """One gate of a ranking: what it is, its name, and its score in units of the metric."""
+    """One gate of a ranking: what it is, its name, and its score in units of the metric.
+
+    Example:
+        best, *_ = scores.top(5)
+        best.gate, best.name, best.score
+    """
 
     gate: Any  # a Head, a component edge (source, destination), or an attention edge
     name: str
@@ -79,6 +84,11 @@ class Scores(Shown, ABC):
     The score of a gate is how much the metric falls when the gate is closed, so a gate with a positive score helps the
     task. See `Ranking` for the ways of ordering gates by their scores. A ranking by the signed score keeps only gates
     that help, and the effect of such circuits exceeds that of the whole model.
+
+    Example:
+        scores = gatelens.attribute_edges(model, task)
+        scores.top(10)
+        circuit = scores.circuit(200)
     """
 
     method: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.hooks import Hooks
 from gatelens.gates.level import Level
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -56,21 +54,6 @@ def distances(
     return (target.exp() * (target - ours)).sum(-1)
 
 
-@contextmanager
-def last_position_only(model: Model) -> Iterator[None]:
-    """Inside this block, the last MLP runs at the last position only, because logits there do not need the others."""
-    mlp = model.anatomy.blocks[-1].mlp
-    own = mlp.forward
-
-    def run(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        output: Tensor = own(hidden[:, -1:], *args, **kwargs)
-        return torch.nn.functional.pad(output, (0, 0, hidden.shape[1] - 1, 0))
-
-    with Hooks() as hooks:
-        hooks.instead(mlp, run)
-        yield
-
-
 class Distance:
     """The distance of circuits from the whole model, mean over the prompts of a task (`distances`).
 
@@ -98,8 +81,8 @@ class Distance:
         total = torch.zeros(len(gates), dtype=torch.float64)
         for number, batch in enumerate(self.batches):
             clean, corrupt = self.runs(number)
-            with last_position_only(self.model):
-                logits = self.level.run(self.model, batch.clean, gates, corrupt, start=clean, context=self.context)
+            level = self.level.on(self.task, batch)
+            logits = level.run(self.model, batch.clean, gates, corrupt, start=clean, context=self.context)
             total += distances(self.objective, self.task, batch, logits, clean.logits).sum(1).cpu()
         if not total.isfinite().all():
             raise GatelensError(

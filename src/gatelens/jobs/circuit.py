@@ -12,13 +12,12 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
 from gatelens.gates.scores import Scores
 from gatelens.jobs._task import task_of
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, save_circuit
+from gatelens.jobs.described import Dense, beside_dense, describe_best, finished, name_of
+from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, save_circuit
 from gatelens.measures.circuit_tests import CircuitTests, check_circuit
 from gatelens.measures.curves import Curve
-from gatelens.measures.describe import best_heads, describe
 from gatelens.measures.effect import measure_curve, with_areas
 from gatelens.measures.example import PROMPT_SOURCES, save_example
-from gatelens.measures.head_table import HeadTable
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.stability import Stability, measure_stability
 from gatelens.measures.top_k import Circuits, circuit_numbers
@@ -33,9 +32,9 @@ from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import hold_out, take
+from gatelens.tasks.token_roles import share_names
 
 CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
-DESCRIBED_PROMPTS = 32  # what heads do is measured on at most this many prompts
 _ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
 
 
@@ -46,7 +45,7 @@ def find_circuit(
     *,
     out: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    dense: str | None = None,
+    dense: Dense | None = None,
     progress: Progress | None = None,
 ) -> CircuitResult:
     """Find the circuit of a task in a model, in a folder from which a killed run resumes.
@@ -59,7 +58,9 @@ def find_circuit(
             apply.
         out: the run folder; None keeps nothing.
         options: the task's own options, if the task is a name or a file.
-        dense: the dense model that this sparse one is compared with, by name. It is recorded for reports.
+        dense: the dense model that this sparse one is compared with. Its name is recorded for reports. A model is also
+            run, and the table of heads has its numbers beside those of the sparse one; a circuit of the dense model, as
+            `load_circuit` reads it, gives the numbers of the heads that it describes.
         progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
@@ -74,7 +75,7 @@ def find_circuit(
     Context(settings.memory_gb).require(_least_numbers(model, settings, longest), what)
     with RunFolder(out, asked, progress) as run:
         if run.complete and run.path is not None:
-            return load_circuit(run.path)
+            return finished(run.path, model, tasks[0], dense, Context(settings.memory_gb))
         # Pieces are batches, which another memory budget would cut differently.
         contexts = {
             name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
@@ -105,7 +106,8 @@ def find_circuit(
         tests = _test(circuits[0], scores[0], curve, settings, contexts["tests"])
         stability = _stability(circuits[0], curve, settings, contexts["stability"])
         # 5. What the best heads do.
-        heads = _describe(model, tasks[0], scores[0], settings, contexts["heads"])
+        heads = describe_best(model, tasks[0], scores[0], settings.describe, contexts["heads"])
+        heads = beside_dense(heads, model, tasks[0], dense, contexts["heads"])
         result = CircuitResult(
             model.name,
             tasks[0].name,
@@ -115,7 +117,7 @@ def find_circuit(
             validity,
             run.seconds,
             sparse=is_sparse(model.hf),
-            dense=dense,
+            dense=name_of(dense),
             graph=Graph.of(model.anatomy),
             heads=heads,
             tests=tests,
@@ -186,6 +188,8 @@ def circuit_tasks(
                 f"the task {seeded.name} has target responses and no corrupt prompts: use `gatelens gate` for it."
             )
         tasks.append(seeded)
+    roles = share_names([seeded.token_roles for seeded in tasks])  # so that circuits of seeds can be compared
+    tasks = [replace(seeded, token_roles=own) for seeded, own in zip(tasks, roles, strict=True)]
     if not settings.ranks_on_others:
         return tasks, tasks
     ranked, evaluated = zip(*map(_split, tasks), strict=True)
@@ -227,14 +231,6 @@ def _check_effect(
         warnings.warn(f"{problem}.", GatelensWarning, stacklevel=3)
     if warning := behaviour_warning(effects, model.name, tasks[0]):
         warnings.warn(warning, GatelensWarning, stacklevel=3)
-
-
-def _describe(
-    model: Model, task: CircuitTask, scores: Scores, settings: CircuitSettings, context: Context
-) -> HeadTable | None:
-    """What the best heads do, on the first prompts; None if no head is asked for or gates do not belong to heads."""
-    heads = best_heads(scores, settings.describe)
-    return describe(model, take(task, DESCRIBED_PROMPTS), heads, context=context) if heads else None
 
 
 def _circuit_point(curve: Curve, settings: CircuitSettings) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatelens.gates import LEVELS, optimal
-from gatelens.jobs.circuit import CHECKED_PROMPTS, DESCRIBED_PROMPTS, circuit_tasks
+from gatelens.jobs.circuit import CHECKED_PROMPTS, circuit_tasks
 from gatelens.jobs.cost import Cost, seconds_per_example
+from gatelens.jobs.described import DESCRIBED_PROMPTS
 from gatelens.measures.areas import mib_counts
 from gatelens.measures.circuit_result import CircuitSettings
 from gatelens.measures.circuit_tests import tests_cost

@@ -48,6 +48,11 @@ def find_contrast(
 
     Returns:
         The gates and their effect on held-out examples of both tasks.
+
+    Example:
+        settings = gatelens.TwoTaskSettings.preset("quick")
+        result = gatelens.find_contrast(model, *gatelens.tasks.contrast(model, n=16), settings)
+        result.contrast.accuracy
     """
     settings = settings or TwoTaskSettings()
     keep_task = _examples(model, keep, settings, keep_options)
@@ -106,7 +111,7 @@ def _examples(
             f"{examples.name} has {len(examples)} examples, fewer than the {settings.n} asked for: ask for fewer."
         )
     examples = replace(examples, examples=examples.examples[: settings.n])
-    check_responses(model, examples)
+    check_responses(model, examples, Context(settings.memory_gb))
     hold_out(examples, settings.held_out)  # raises an error if there are too few
     return examples
 

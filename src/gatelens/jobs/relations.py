@@ -101,7 +101,7 @@ def relation_tasks(model: Model, settings: RelationsSettings, source: str | Path
                 "word-pairs", model, n=settings.n, seed=settings.seed, ask=way, shots=shots[way], **options
             )
             assert isinstance(task, ResponseTask)
-            check_responses(model, task)
+            check_responses(model, task, Context(settings.memory_gb))
             relations[way][name] = task
     return relations
 

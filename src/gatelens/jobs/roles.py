@@ -111,5 +111,5 @@ def _examples(
             "hold out: ask for fewer, or give it more."
         )
     examples = replace(examples, examples=examples.examples[:n])
-    check_responses(model, examples)
+    check_responses(model, examples, Context(settings.memory_gb))
     return examples

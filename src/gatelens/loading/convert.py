@@ -30,6 +30,10 @@ class Converted:
         parameters: number of parameters.
         removed: how many entries of the padded vocabulary were removed because no token uses them.
         bias: the bias of all gates, or None for a dense model.
+
+    Example:
+        converted = gatelens.convert_checkpoint("ckpt.pt", "sparse-gpt2", bias=0.0)
+        converted.layers, converted.heads, converted.parameters
     """
 
     folder: Path
@@ -68,6 +72,10 @@ def convert_checkpoint(
 
     Returns:
         A summary of what was written.
+
+    Example:
+        converted = gatelens.convert_checkpoint("ckpt.pt", "sparse-gpt2", tokenizer="gpt2", bias=0.0)
+        model = gatelens.load(converted.folder)
     """
     from transformers import GPT2LMHeadModel
 
@@ -112,6 +120,9 @@ def convert_adapter(source: str, out: str | Path) -> Model:
 
     Returns:
         The model.
+
+    Example:
+        model = gatelens.convert_adapter("sparse-smollm2", "sparse-smollm2-full")
     """
     from gatelens.sparse.in_model import save_sparse
 

@@ -36,6 +36,11 @@ class AblationCurve(Shown):
         heads: how many heads are of this kind (a score of 0.5 or more). For a random order, all heads count.
         own: the change if exactly the heads of this kind are ablated, but not more heads than at the last point. None
             in runs of early versions.
+
+    Example:
+        drop = gatelens.ablation_curve(model, held_out_task, roles, kind="facilitation", most=8)
+        drop.change[-1]  # nats, after 8 heads
+        drop.plot()
     """
 
     kind: str

@@ -53,7 +53,9 @@ class CircuitSettings(CurveSettings):
     """The settings of `find_circuit` and ``gatelens circuit``: which gates to score, how, and on how many prompts."""
 
     level: str = Field(
-        default="heads", description="gates on heads, on edges between components, or on attention edges"
+        default="heads",
+        description="gates on heads, on edges between components, on such edges at the tokens of each role "
+        "(edges-by-role), or on attention edges (attention)",
     )
     method: str = Field(
         default="eap-ig",
@@ -173,7 +175,13 @@ class CircuitRecord(CountColumns, Record):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitResult(Shown):
-    """The scores of all gates for each task seed, the curve of their circuits, and how far these can be trusted."""
+    """The scores of all gates for each task seed, the curve of their circuits, and how far these can be trusted.
+
+    Example:
+        result = gatelens.load_circuit("runs/ioi", scores=True)
+        print(result.count, result.validity.effect)
+        result.circuit().explain(model, task)
+    """
 
     model: str
     task: str
@@ -270,6 +278,10 @@ def load_circuit(folder: str | Path, *, scores: bool = False) -> CircuitResult:
     Arguments:
         folder: the run folder.
         scores: also read the scores of all gates, which are large for attention edges.
+
+    Example:
+        result = gatelens.load_circuit("runs/ioi")
+        result.curve.plot()
     """
     folder = Path(folder)
     record = read_record(folder / RESULT, CircuitRecord)

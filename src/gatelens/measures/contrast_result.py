@@ -52,6 +52,11 @@ class ContrastResult(Shown):
         keep: the name and options of the task whose responses are kept.
         lose: the name and options of the task whose responses are lost.
         seconds: how long the run took, including starts that were killed.
+
+    Example:
+        result = gatelens.load_contrast("runs/contrast")
+        result.contrast.gates.mean(0)  # (layer, head)
+        result.plot()
     """
 
     model: str
@@ -132,7 +137,11 @@ def save_contrast(result: ContrastResult, run: RunFolder) -> None:
 
 
 def load_contrast(folder: str | Path) -> ContrastResult:
-    """The saved result of ``gatelens contrast`` or `find_contrast`. Results of version 0.1 are read too."""
+    """The saved result of ``gatelens contrast`` or `find_contrast`. Results of version 0.1 are read too.
+
+    Example:
+        contrast = gatelens.load_contrast("runs/contrast").contrast
+    """
     folder = Path(folder)
     record = read_record(folder / RESULT, ContrastRecord)
     tensors = read_tensors(folder / _TENSORS)

@@ -21,7 +21,11 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """The 95 % interval of a number. An end that is None is open: too many resamplings have no value there."""
+    """The 95 % interval of a number. An end that is None is open: too many resamplings have no value there.
+
+    Example:
+        low, high = curve.count_interval(0.9)
+    """
 
     low: float | None
     high: float | None
@@ -104,6 +108,11 @@ class Count:
         interval: what resampled prompts (and seeds) give. Its upper end is open if the threshold is not reached in some
             of the resamplings that it must contain.
         sample: the prompts.
+
+    Example:
+        count = curve.counted(0.9)
+        count.value, count.interval.low, count.interval.high
+        print(count)  # 41 (25 to 144; 64 prompts)
     """
 
     value: int | None
@@ -147,6 +156,10 @@ class Multiplier(Shown):
             threshold in some of the resamplings that it must contain.
         samples: the prompts of the dense and of the sparse model.
         paired: whether both models had the same prompts, so that the same ones were drawn for both.
+
+    Example:
+        ratio = gatelens.multiplier(dense_curve, sparse_curve, at=0.5)
+        ratio.ratio, ratio.interval, ratio.shows_difference
     """
 
     ratio: float

@@ -36,6 +36,11 @@ class Curve(Shown):
     The explained effect of a circuit C is ``(m(C) - m(none)) / (m(all) - m(none))``, a ratio of means over prompts: 0
     with nothing kept and 1 with everything, by construction. Bands and intervals are 95 % bootstrap intervals over
     prompts and, if there are several, over seeds. The ranking is held fixed when prompts are drawn again.
+
+    Example:
+        curve = gatelens.explained_effect(model, task, scores)
+        curve.kept, curve.effect, curve.low, curve.high
+        curve.plot()
     """
 
     level: str  # the name of the level
@@ -204,7 +209,7 @@ def multiplier(dense: Curve, sparse: Curve, at: float = 0.9, *, coarse: bool = F
             and the interval contains all ratios that this leaves possible.
 
     Example:
-        >>> print(multiplier(dense.curve, sparse.curve))
+        >>> print(gatelens.multiplier(dense_curve, sparse_curve, at=0.5))
         1.40x (1.12 to 1.95; 64 prompts)
     """
     if dense.level != sparse.level:
@@ -233,6 +238,10 @@ def pool(curves: Sequence[Curve]) -> Curve:
 
     The curves need the same grid, so they cannot be refined around their own counts: measure them with ``refine=0``, or
     give all tasks to `explained_effect` at once.
+
+    Example:
+        tasks = [gatelens.task("ioi", model, n=16, seed=seed) for seed in (0, 1)]
+        curve = gatelens.pool([gatelens.explained_effect(model, one, scores) for one in tasks])
     """
     first = curves[0]
     if any(curve.asked != first.asked or curve.none.shape[1] != first.none.shape[1] for curve in curves):

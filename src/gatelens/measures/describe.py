@@ -61,13 +61,34 @@ def describe(
     table = _table(model, task, chosen, context)
     if dense is None:
         return table
-    if (dense.n_layers, dense.n_heads) != (model.n_layers, model.n_heads):
+    check_dense(dense, model, task)
+    return with_dense(table, task, dense, context)
+
+
+def check_dense(dense: Model, sparse: Model, task: CircuitTask) -> None:
+    """Raise an error if two models do not have the same heads, or not the same tokens in the prompts of a task."""
+    remedy = "give the dense model that the sparse one was made from."
+    if (dense.n_layers, dense.n_heads) != (sparse.n_layers, sparse.n_heads):
         raise GatelensError(
-            f"{dense.name} has {dense.n_layers} x {dense.n_heads} heads and {model.name} {model.n_layers} x "
-            f"{model.n_heads}: give the dense model that the sparse one was made from."
+            f"{dense.name} has {dense.n_layers} x {dense.n_heads} heads and {sparse.name} {sparse.n_layers} x "
+            f"{sparse.n_heads}: {remedy}"
         )
-    beside = _table(dense, task, chosen, context.part("dense-model"))
-    return HeadTable(**{**vars(table), "dense": beside})
+    ids = torch.cat([bucket.clean.flatten() for bucket in task.buckets]).unique().tolist()
+    if dense.tokenizer.convert_ids_to_tokens(ids) != sparse.tokenizer.convert_ids_to_tokens(ids):
+        raise GatelensError(f"{dense.name} and {sparse.name} do not have the same tokens: {remedy}")
+
+
+def with_dense(table: HeadTable, task: CircuitTask, dense: Model, context: Context | None = None) -> HeadTable:
+    """A table with the same heads of the dense model beside them.
+
+    Cost: about F/2 for each head and 6 F of the dense model.
+
+    Arguments:
+        table: what heads of a sparse model do.
+        task: the prompts of the table.
+    """
+    heads = [Head.parse(line.head) for line in table.lines]
+    return table.beside(_table(dense, task, heads, (context or Context()).part("dense-model")))
 
 
 def describe_cost(n_heads: int) -> float:

@@ -36,6 +36,10 @@ def write_graph(path: str | Path, scores: EdgeScores, kept: Bool[Tensor, "source
         path: a file that ends in ``.json`` or ``.pt``.
         kept: the edges of the circuit.
         width: the width of the residual stream, which the format records.
+
+    Example:
+        kept = edge_scores.circuit(20).mask
+        gatelens.write_graph("circuit.pt", edge_scores, kept, model.anatomy.width)
     """
     path, graph = usable_path(path), scores.graph
     columns = graph.by_query_head
@@ -64,6 +68,9 @@ def read_graph(
 
     Returns:
         Scores of all edges, and a mask (source, destination) of the edges in the circuit.
+
+    Example:
+        edge_scores, kept = gatelens.read_graph("circuit.json", edge_scores.graph, model.anatomy.width)
     """
     path = usable_path(path)
     theirs, in_graph = _format(path).read(path, graph, width)

@@ -31,6 +31,11 @@ class HeadAttention(Shown):
         weights: the softmax over all visible keys; in a sparse model also where the gate is closed.
         value_norms: the length of v_j W_O: what the key's value adds to the residual stream if it gets all attention.
         open: where the gates of a sparse model are open; None for a dense model.
+
+    Example:
+        seen = gatelens.attention(model, "Mary and John went home. John gave a book to", "L9H6")
+        seen.tokens[int(seen.weights[-1].argmax())]  # where the last token looks
+        seen.plot()
     """
 
     model: str

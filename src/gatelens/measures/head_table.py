@@ -17,7 +17,7 @@ Everything is measured at the answer position, the last one of each prompt:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,16 @@ DIRECT_LEAST = 0.1
 """A mover or suppressor changes the logit of right against wrong answers directly by at least this much."""
 REST_LEAST = 0.7
 """A head rests if at least this share of its attention goes to the first token."""
-_FILE = "heads.json"
+HEADS_FILE = "heads.json"
 
 
 class HeadLine(Settings):
-    """What one head does. The top of this module says what each number means."""
+    """What one head does. The top of this module says what each number means.
+
+    Example:
+        line = gatelens.describe(model, task, ["L9H6"])["L9H6"]
+        line.score, line.looks_at(), line.writes, line.kinds
+    """
 
     head: str = Field(description="its name, such as L9H6")
     score: float = Field(description="fall of the metric without the head, mean over prompts")
@@ -92,6 +97,7 @@ class HeadTableRecord(Record):
     metric: str = Field(description="what scores are measured in: a difference of logits or of probabilities")
     effect: float = Field(description="metric with all heads minus metric with none, mean over prompts")
     lines: tuple[HeadLine, ...]
+    dense: HeadTableRecord | None = Field(default=None, description="the same heads in the dense model, if it was run")
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +108,13 @@ class HeadTable(Shown):
         prompts: the number of prompts.
         metric: what scores are measured in.
         effect: metric with all heads minus metric with none.
-        dense: the same heads in the dense model, if it was asked for.
+        dense: heads of the dense model that this sparse one is compared with, if there is one: the same heads, or those
+            that a run of the dense model has described.
+
+    Example:
+        table = gatelens.describe(sparse, task, ["L9H6", "L10H0"], dense=model)
+        table["L9H6"].score, table.dense["L9H6"].score
+        table.to_pandas()
     """
 
     model: str
@@ -119,40 +131,48 @@ class HeadTable(Shown):
         return len(self.lines)
 
     def __getitem__(self, head: str | Head) -> HeadLine:
-        for line in self.lines:
-            if line.head == str(head):
-                return line
-        raise KeyError(f"no head {head} in this table: it has {', '.join(line.head for line in self.lines)}")
+        line = self.line(head)
+        if line is None:
+            raise KeyError(f"no head {head} in this table: it has {', '.join(line.head for line in self.lines)}")
+        return line
+
+    def line(self, head: str | Head) -> HeadLine | None:
+        """What a head does; None if it is not in the table."""
+        return next((line for line in self.lines if line.head == str(head)), None)
+
+    def beside(self, dense: HeadTable | None) -> HeadTable:
+        """The same table with that of the dense model beside it."""
+        return replace(self, dense=dense)
 
     def headline(self) -> str:
         return f"what heads do: {self.task} in {self.model}, {self.prompts} prompts, {self.metric}"
 
     def records(self) -> list[dict[str, Any]]:
         """One record for each head, with a column for each number; for both models if there is a dense one."""
-        tables = [self] if self.dense is None else [self.dense, self]
-        both = len(tables) > 1
-        return [
-            {**({"model": table.model} if both else {}), **_record(table[line.head])}
-            for line in self.lines
-            for table in tables
-        ]
+        if self.dense is None:
+            return [_record(line) for line in self.lines]
+        pairs = [(table.model, table.line(own.head)) for own in self.lines for table in (self.dense, self)]
+        return [{"model": model, **_record(line)} for model, line in pairs if line is not None]
 
 
 def save_head_table(table: HeadTable, folder: Path) -> None:
     """Write ``heads.json``."""
-    record = HeadTableRecord(
-        schema_version=SCHEMA_VERSION,
-        **{name: getattr(table, name) for name in ("model", "task", "prompts", "metric", "effect", "lines")},
-    )
-    write_json(folder / _FILE, record.model_dump(mode="json"))
+    write_json(folder / HEADS_FILE, _as_record(table).model_dump(mode="json"))
 
 
 def load_head_table(folder: Path) -> HeadTable | None:
     """Read ``heads.json``; None if the run has none."""
-    if not (folder / _FILE).exists():
-        return None
-    record = read_record(folder / _FILE, HeadTableRecord)
-    return HeadTable(record.model, record.task, record.prompts, record.metric, record.effect, record.lines)
+    return _from_record(read_record(folder / HEADS_FILE, HeadTableRecord)) if (folder / HEADS_FILE).exists() else None
+
+
+def _as_record(table: HeadTable) -> HeadTableRecord:
+    dense = None if table.dense is None else _as_record(table.dense)
+    return HeadTableRecord(schema_version=SCHEMA_VERSION, **{**vars(table), "dense": dense})
+
+
+def _from_record(record: HeadTableRecord) -> HeadTable:
+    dense = None if record.dense is None else _from_record(record.dense)
+    return HeadTable(record.model, record.task, record.prompts, record.metric, record.effect, record.lines, dense)
 
 
 def bootstrap_mean(values: torch.Tensor, draws: int = 1000) -> tuple[float, float]:

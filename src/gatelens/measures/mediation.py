@@ -6,10 +6,10 @@ and attention edges are summed over each head (`Scores.head_weights`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,6 +44,10 @@ class PatchingComparison:
         n_heads: how many heads were compared.
         method: what the heads were scored by.
         level: the level of the scores.
+
+    Example:
+        comparison = gatelens.compare_with_patching(roles, scores, k=4)
+        comparison.marked, comparison.facilitation, comparison.others, comparison.p
     """
 
     marked: tuple[Head, ...]
@@ -155,6 +159,10 @@ def compare_runs(
         scores_run: the folder of a run of ``gatelens circuit``, at any level and by any method. ``--level heads
             --method patching`` is causal mediation.
         k, above, over: as for `compare_with_patching`.
+
+    Example:
+        comparison = gatelens.compare_runs("runs/roles", "runs/ioi", k=4)
+        comparison.facilitation, comparison.others, comparison.p
     """
     roles_run, scores_run = Path(roles_run), Path(scores_run)
     roles_asked, scores_asked = (read_json(folder / ASKED) for folder in (roles_run, scores_run))
@@ -164,11 +172,21 @@ def compare_runs(
     ):
         if asked.get("kind") != kind:
             raise GatelensError(f"{folder} does not hold {noun}: `gatelens {kind} MODEL TASK` makes such a run.")
-    for key, identity in (("model", "fingerprint"), ("task", "name")):
-        if roles_asked.get(key, {}).get(identity) != scores_asked.get(key, {}).get(identity):
-            raise GatelensError(
-                f"{roles_run} and {scores_run} are runs of different {key}s: compare runs of the same {key}."
-            )
+    if key := difference(roles_asked, scores_asked):
+        raise GatelensError(
+            f"{roles_run} and {scores_run} are runs of different {key}s: compare runs of the same {key}."
+        )
     circuit = load_circuit(scores_run)
     scores = load_scores(scores_run, circuit.settings, circuit.graph)
     return compare_with_patching(load_roles(roles_run).roles, scores, k, above=above, over=over)
+
+
+def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """What two requests are not both about: "model", "task", or "" if both are the same.
+
+    Prompts may differ: gates and scores are not fitted and measured on the same number of them.
+    """
+    for key, identity in (("model", "fingerprint"), ("task", "name"), ("task", "options")):
+        if first.get(key, {}).get(identity) != second.get(key, {}).get(identity):
+            return key
+    return ""

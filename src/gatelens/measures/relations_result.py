@@ -55,6 +55,10 @@ class HeldOutRelation:
         keep: the way of asking that is kept.
         lose: the way of asking that is lost.
         contrast: the gates and their effect on the relation that was held out.
+
+    Example:
+        for fit in gatelens.load_relations("runs/relations").fits:
+            print(fit.relation, fit.keep, fit.accuracy.keep, fit.accuracy.lose)
     """
 
     relation: str
@@ -77,6 +81,10 @@ class RelationsResult(Shown):
         model: the name of the model.
         fits: one for each way that is kept, and for each relation that was held out.
         seconds: how long the run took, including starts that were killed.
+
+    Example:
+        result = gatelens.load_relations("runs/relations")
+        result.to_pandas()
     """
 
     model: str
@@ -145,7 +153,11 @@ def save_relations(result: RelationsResult, run: RunFolder) -> None:
 
 
 def load_relations(folder: str | Path) -> RelationsResult:
-    """The saved result of ``gatelens relations`` or `find_relations`."""
+    """The saved result of ``gatelens relations`` or `find_relations`.
+
+    Example:
+        fits = gatelens.load_relations("runs/relations").fits
+    """
     folder = Path(folder)
     record = read_record(folder / RESULT, RelationsRecord)
     tensors = read_tensors(folder / _TENSORS)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.roles import KINDS, HeadRoles
-from gatelens.measures.mediation import PatchingComparison, compare_runs
+from gatelens.measures.mediation import PatchingComparison, compare_runs, difference
 from gatelens.measures.roles_result import RolesResult, load_roles
 from gatelens.runtime.files import make_folder, read_json, write_csv, write_json
 from gatelens.runtime.records import SCHEMA_VERSION, Record
@@ -107,6 +107,10 @@ class RoleSummary:
         results: the runs.
         mediation: comparisons with other scores, each with the name of its model and task.
         problems: comparisons that could not be made, one sentence each.
+
+    Example:
+        summary = gatelens.summarise_runs(["runs/roles", "runs/ioi"])
+        summary.shares
     """
 
     results: list[RolesResult]
@@ -123,8 +127,9 @@ class RoleSummary:
             grid.setdefault(result.task, {})[result.model] = result.roles
         return grid
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write ``roles-summary.json`` and a CSV file of each table."""
+        folder = Path(folder)
         make_folder(folder)
         mediation: list[dict[str, object]] = [
             {"run": name, **vars(comparison), "marked": [str(head) for head in comparison.marked]}
@@ -154,6 +159,10 @@ def summarise_runs(folders: Sequence[str | Path], above: float = 3.0) -> RoleSum
     Arguments:
         folders: run folders, or folders that contain them, such as that of a study.
         above: heads whose score is this many standard deviations above the mean are marked.
+
+    Example:
+        summary = gatelens.summarise_runs(["runs/roles", "runs/ioi"])
+        summary.save("runs/roles-summary")
     """
     runs = sorted({path.parent for folder in folders for path in Path(folder).rglob(ASKED)})
     finished = [run for run in runs if (run / RESULT).exists()]
@@ -169,7 +178,7 @@ def summarise_runs(folders: Sequence[str | Path], above: float = 3.0) -> RoleSum
     mediation: list[tuple[str, PatchingComparison]] = []
     problems: list[str] = []
     for (run, result), circuit in itertools.product(zip(gates, results, strict=True), circuits):
-        if _same(asked[run], asked[circuit]):
+        if not difference(asked[run], asked[circuit]):
             try:
                 comparison = compare_runs(run, circuit, above=above, over="max")
                 mediation.append((f"{result.task} in {result.model}", comparison))
@@ -193,14 +202,6 @@ def summarise(
     shares = [_share(result, kind) for result in results for kind in KINDS]
     correlations = [*_between_seeds(results), *_between_runs(results)]
     return RoleSummary(list(results), shares, correlations, list(_overlaps(results)), list(mediation), list(problems))
-
-
-def _same(first: dict[str, dict[str, object]], second: dict[str, dict[str, object]]) -> bool:
-    """Whether two requests are about the same model and task."""
-    return all(
-        first.get(key, {}).get(identity) == second.get(key, {}).get(identity)
-        for key, identity in (("model", "fingerprint"), ("task", "name"))
-    )
 
 
 def _share(result: RolesResult, kind: str) -> Share:

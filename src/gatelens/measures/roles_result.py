@@ -66,6 +66,11 @@ class RolesResult(Shown):
         known: the share of the held-out response tokens that are the model's first choice; None in runs of early
             versions.
         seconds: how long the run took, including starts that were killed.
+
+    Example:
+        result = gatelens.load_roles("runs/roles")
+        result.roles.facilitation.mean(0)  # (layer, head)
+        result.plot()
     """
 
     model: str
@@ -144,7 +149,11 @@ def save_roles(result: RolesResult, run: RunFolder) -> None:
 
 
 def load_roles(folder: str | Path) -> RolesResult:
-    """The saved result of ``gatelens gate`` or `find_roles`. Results of version 0.1 are read too."""
+    """The saved result of ``gatelens gate`` or `find_roles`. Results of version 0.1 are read too.
+
+    Example:
+        roles = gatelens.load_roles("runs/roles").roles
+    """
     folder = Path(folder)
     record = read_record(folder / RESULT, RolesRecord)
     tensors = read_tensors(folder / _TENSORS)

@@ -66,7 +66,8 @@ class Circuits:
             raise GatelensError(
                 "only a sample of the gates has scores: score all gates, because a circuit ranks all of them."
             )
-        scores.level.check_source(source)
+        level = scores.level.on(task)
+        level.check_source(source)
         if scores.method == DENOISING:
             warnings.warn(
                 "gates ranked by denoising make poor circuits: on four tasks, smollm2 needs 180 to 240 of its 270 "
@@ -75,7 +76,7 @@ class Circuits:
                 stacklevel=2,
             )
         orders = selected(scores, ranking, selection)
-        return cls(scores.level, model, task, orders, source, context or Context(), fitted_on)
+        return cls(level, model, task, orders, source, context or Context(), fitted_on)
 
     @property
     def total(self) -> int:
@@ -163,13 +164,13 @@ class Circuits:
     def metric_of(self, batch: int, gates: Bool[Tensor, "row ..."]) -> Float[Tensor, "row prompt"]:
         """The metric of circuits that are given by their gates, on one batch (`gates`)."""
         bucket = self.batches[batch]
-        length, closed = bucket.clean.shape[1], self._closed(batch)
+        level, length, closed = self.level.on(self.task, bucket), bucket.clean.shape[1], self._closed(batch)
         context = self.context.without(len(bucket) * self.level.closed_numbers(self.model, length))
         # The logits of a few rows at a time: those of all rows together could be larger than everything else.
         at_once = context.fits(len(bucket) * _run_numbers(self.level, self.model, length))
         metric = torch.cat(
             [
-                self.task.metric(self.level.run(self.model, bucket.clean, rows, closed, context=context), bucket)
+                self.task.metric(level.run(self.model, bucket.clean, rows, closed, context=context), bucket)
                 for rows in gates.split(at_once)
             ]
         )

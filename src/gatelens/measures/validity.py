@@ -24,7 +24,12 @@ from gatelens.runtime.context import Context
 
 
 class Validity(Agreement):
-    """How far a circuit can be trusted: agreement with patching, effect of the rest, overlap between task seeds."""
+    """How far a circuit can be trusted: agreement with patching, effect of the rest, overlap between task seeds.
+
+    Example:
+        validity = gatelens.load_circuit("runs/ioi").validity
+        validity.effect, validity.complement, validity.shown
+    """
 
     kept: float = Field(description="gates in the circuit: the count at the threshold")
     effect: float = Field(description="explained effect of the circuit")

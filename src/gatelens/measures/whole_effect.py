@@ -79,7 +79,7 @@ def whole_effect(
         fitted_on: the prompts that optimal constants are fitted on; None: those of the task.
     """
     context = context or Context()
-    circuits = Circuits(level, model, task, [], source, context, fitted_on)
+    circuits = Circuits(level.on(task), model, task, [], source, context, fitted_on)
     context.begin(f"effect of all {level.noun}", len(circuits.batches))
     metrics = torch.empty(2, len(task))
     for i, bucket in enumerate(circuits.batches):

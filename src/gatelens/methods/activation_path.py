@@ -64,7 +64,7 @@ def attribute_activations(
     rows = min(steps, context.fits(numbers(longest, 1)))
 
     def scores(attribution: Attribution) -> Tensor:
-        path = _ActivationPath(model, attribution, steps, rows, changes)
+        path = ActivationPath(model, attribution, steps, rows, changes)
         groups = iter(attribution.groups())
         total = path.scores(next(groups))
         for group in groups:
@@ -101,7 +101,7 @@ class _Activations:
         return by_kind[group.kind][group.layer]
 
 
-class _ActivationPath:
+class ActivationPath:
     """The paths of all groups on one batch."""
 
     def __init__(

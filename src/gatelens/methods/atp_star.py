@@ -99,6 +99,7 @@ ATP_STAR = register(
         price=_price,
         paper="Kramár et al., arXiv 2403.00745",
         help="gradients corrected for saturated attention and for cancellation",
+        levels=("heads", "edges", "attention"),
         settings=GradientSettings,
     )
 )

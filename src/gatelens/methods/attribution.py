@@ -63,6 +63,9 @@ def attribute(
 
     Returns:
         Scores of the level. Cost: ``level.cost.captures`` forwards and ``steps`` forward-backward passes.
+
+    Example:
+        scores = gatelens.attribute(gatelens.gates.HEADS, model, task, steps=5)
     """
     points, changes = path_points(steps, rule), gate_changes(straight_through)
 
@@ -76,14 +79,24 @@ def attribute(
 def attribute_heads(
     model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
 ) -> HeadScores:
-    """`attribute` at the level of heads: (clean z - corrupt z) . d metric / d z."""
+    """`attribute` at the level of heads: (clean z - corrupt z) . d metric / d z.
+
+    Example:
+        scores = gatelens.attribute_heads(model, task, steps=5)
+        scores.plot()
+    """
     return attribute(HEADS, model, task, steps, rule=rule, context=context)
 
 
 def attribute_edges(
     model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
 ) -> EdgeScores:
-    """`attribute` at the level of edges: EAP for one step, EAP-IG for several. One step shares the clean forward."""
+    """`attribute` at the level of edges: EAP for one step, EAP-IG for several. One step shares the clean forward.
+
+    Example:
+        eap = gatelens.attribute_edges(model, task)
+        eap_ig = gatelens.attribute_edges(model, task, steps=5)
+    """
     return attribute(EDGES, model, task, steps, rule=rule, context=context)
 
 
@@ -93,6 +106,10 @@ def attribute_attention(
     """`attribute` at the level of attention edges: (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i.
 
     Memory: (T, T) numbers for each head, where T is the number of tokens.
+
+    Example:
+        scores = gatelens.attribute_attention(model, task)
+        scores.top(3)[0].name  # "prompt 0: L5H1, query 14 <- key 3"
     """
     return attribute(ATTENTION, model, task, steps, rule=rule, context=context)
 

@@ -18,17 +18,16 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.fitting import (
-    FitNames,
+from gatelens.gates.fit_plan import (
     FitSettings,
     Objective,
     Schedule,
     Work,
     check_rates,
     draw_batch,
-    fit_gates,
     uniform_start,
 )
+from gatelens.gates.fitting import FitNames, fit_gates
 from gatelens.gates.responses import check_responses, cut_pairs, nll, score_responses, warn_if_unknown
 from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.model import Model
@@ -91,6 +90,10 @@ def fit_contrast(
 
     Returns:
         The gates and their effect. Cost: 2 forward-backwards for each update and seed.
+
+    Example:
+        instructions, examples = gatelens.tasks.contrast(model, n=16)
+        contrast = gatelens.fit_contrast(model, instructions, examples, gatelens.ContrastSettings.preset("quick"))
     """
     settings = settings or ContrastSettings()
     context = context or Context()

@@ -20,7 +20,7 @@ from torch import Tensor
 from gatelens.gates import HEADS
 from gatelens.gates.head_runs import capture_circuit, run_heads
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.search import Distance, SearchSettings, distances, last_position_only
+from gatelens.gates.search import Distance, SearchSettings, distances
 from gatelens.methods.registry import Method, MethodSettings, Price, register
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -88,16 +88,9 @@ class _Pruning:
         sums: list[Tensor] = []
         for tested in heads.split(HEADS.rows_at_once(self.model)):
             rows = gates.repeat(len(tested), 1).scatter_(1, tested[:, None], 0).unflatten(1, self.shape)
-            with last_position_only(self.model):
-                logits = run_heads(
-                    self.model,
-                    batch.clean,
-                    rows,
-                    corrupt,
-                    start=start,
-                    start_gates=start_gates,
-                    context=self.context,
-                )
+            logits = run_heads(
+                self.model, batch.clean, rows, corrupt, start=start, start_gates=start_gates, context=self.context
+            )
             sums.append(distances(self.settings.objective, self.task, batch, logits, clean.logits).sum(1))
         return torch.cat(sums).double()
 

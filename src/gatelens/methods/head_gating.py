@@ -17,17 +17,16 @@ from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from gatelens.gates.fitting import (
-    FitNames,
+from gatelens.gates.fit_plan import (
     FitSettings,
     Objective,
     Schedule,
     Work,
     check_rates,
     draw_batch,
-    fit_gates,
     uniform_start,
 )
+from gatelens.gates.fitting import FitNames, fit_gates
 from gatelens.gates.responses import check_responses, cut, nll, warn_if_unknown
 from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model

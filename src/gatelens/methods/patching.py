@@ -59,6 +59,9 @@ def patch(
 
     Returns:
         Scores of the level. Cost: 2 forwards, and ``level.cost.patch`` forwards for each gate.
+
+    Example:
+        scores = gatelens.patch(gatelens.gates.EDGES, model, task, sample=16)
     """
     if direction not in ("noising", "denoising"):
         raise GatelensError(f"no direction '{direction}': gates are patched by 'noising' or by 'denoising'.")
@@ -76,21 +79,34 @@ def patch_heads(
     seed: int = 0,
     context: Context | None = None,
 ) -> HeadScores:
-    """`patch` at the level of heads. Cost: 2 forwards, and about half a forward for each head."""
+    """`patch` at the level of heads. Cost: 2 forwards, and about half a forward for each head.
+
+    Example:
+        scores = gatelens.patch_heads(model, task)
+        scores.top(3)  # [((23, 3), "L23H3", 1.82), ...]
+    """
     return patch(HEADS, model, task, direction, sample, seed=seed, context=context)
 
 
 def patch_edges(
     model: Model, task: CircuitTask, sample: int | None = None, *, seed: int = 0, context: Context | None = None
 ) -> EdgeScores:
-    """`patch` at the level of edges. Cost: 2 forwards, and for each edge the layers above its destination."""
+    """`patch` at the level of edges. Cost: 2 forwards, and for each edge the layers above its destination.
+
+    Example:
+        scores = gatelens.patch_edges(model, task, sample=16)
+    """
     return patch(EDGES, model, task, sample=sample, seed=seed, context=context)
 
 
 def patch_attention(
     model: Model, task: CircuitTask, sample: int | None = None, *, seed: int = 0, context: Context | None = None
 ) -> AttentionScores:
-    """`patch` at the level of attention edges. Cost: 4 forwards, and one for each edge of the prompt with the most."""
+    """`patch` at the level of attention edges. Cost: 4 forwards, and one for each edge of the prompt with the most.
+
+    Example:
+        scores = gatelens.patch_attention(model, task, sample=16)
+    """
     return patch(ATTENTION, model, task, sample=sample, seed=seed, context=context)
 
 
@@ -108,7 +124,7 @@ class _Patching:
         gates: Sequence[Tensor] | None,
         context: Context,
     ) -> None:
-        self.level, self.model, self.task, self.direction = level, model, task, direction
+        self.level, self.model, self.task, self.direction = level.on(task), model, task, direction
         self.sample, self.seed, self.gates, self.context = sample, seed, gates, context
         self.rows_at_once = level.rows_at_once(model)
         self.batches = batches(task, self._numbers, context)
@@ -197,14 +213,14 @@ class _Patching:
     def _lost(self, batch: Bucket, closed: Tensor) -> Tensor:
         """What the metric loses in each row: (row, prompt)."""
         start, other = self.runs(batch)
-        shape = self.level.shape(self.model, batch.clean.shape[1])
+        level, shape = self.level.on(self.task, batch), self.level.shape(self.model, batch.clean.shape[1])
         tokens = batch.clean if self.direction == "noising" else batch.corrupt
         lost: list[Tensor] = []
         for rows in closed.split(self.rows_at_once):
             gates = torch.ones(*rows.shape, torch.Size(shape).numel()).scatter_(-1, rows[..., None], 0)
             gates = gates.unflatten(-1, shape)
-            reads = self.level.reads(other)
-            logits = self.level.run(self.model, tokens, gates, reads, start=start, context=self.context)
+            reads = level.reads(other)
+            logits = level.run(self.model, tokens, gates, reads, start=start, context=self.context)
             lost.append(self.task.metric(start.logits, batch) - self.task.metric(logits, batch))
         return torch.cat(lost) if self.direction == "noising" else -torch.cat(lost)
 

@@ -164,7 +164,7 @@ def score_gates(
         scores = gatelens.score_gates("edges", model, task, "eap-ig-activations", steps=3)
 
     Arguments:
-        level: heads, edges or attention.
+        level: heads, edges, edges-by-role or attention.
         method: the name of the method; `gatelens circuit --help` lists them.
         context: the memory budget, and where finished pieces are saved so that a killed run resumes.
         settings: the settings of the method.

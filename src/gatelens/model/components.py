@@ -19,6 +19,10 @@ class Head:
     """One attention head, written ``L3H7``: layer 3, head 7, both counted from 0.
 
     Heads sort by layer, then by their number in the layer.
+
+    Example:
+        head = gatelens.Head.parse("L9H6")
+        head.layer, head.index, str(head)  # 9, 6, "L9H6"
     """
 
     layer: int

@@ -129,6 +129,11 @@ class Graph:
         kv = inputs.start + self.n_heads + index * self.n_kv_heads // self.n_heads
         return [inputs.start + index, kv, kv + self.n_kv_heads]
 
+    def is_key_or_value(self, destination: int) -> bool:
+        """Whether a destination is a k or v input, which a head reads at other positions too."""
+        place = destination % self._per_layer
+        return destination != self.logits and self.n_heads <= place < self._per_layer - 1
+
     def random_path(self, generator: torch.Generator) -> list[tuple[int, int]]:
         """The edges (source, destination) of a random path, from the logits down to the embedding.
 
@@ -145,51 +150,58 @@ class Graph:
             inputs = self.inputs_of(source)
             destination = inputs[int(torch.randint(len(inputs), (1,), generator=generator))]
 
-    def on_a_path(self, circuits: Tensor) -> Tensor:
+    def on_a_path(self, circuits: Tensor, sees: Tensor | None = None) -> Tensor:
         """Remove the edges of circuits that are not on a path from the embedding to the logits.
 
         The removed edges have no effect: a component that cannot be reached from the embedding stays at its corrupt
         value, and a component that does not reach the logits cannot change them. The heads of a layer that are coupled
         by a norm count as one component here.
 
+        If edges have a gate for each role of positions, a path starts at the embedding at any role and ends at the
+        logits at the last role. Only heads move it to another role: from a k or v input at one role to the head's
+        output at a role that sees it.
+
         Arguments:
-            circuits: bool (row, source, destination), the edges of each circuit.
+            circuits: bool (row, source, destination) or (row, role, source, destination), the edges of each circuit.
+            sees: bool (role, other role), whether a position of the other role is visible to one of the role; only if
+                the circuits have roles.
 
         Returns:
-            bool (row, source, destination), the edges that are on a path.
+            bool, with the shape of the circuits: the edges that are on a path.
         """
+        if sees is None:
+            return self.on_a_path(circuits[:, None], torch.ones(1, 1, dtype=torch.bool))[:, 0]
+        sees = sees.to(circuits.device)
         circuits = circuits & self.edges.to(circuits.device)
         # 1. Forwards: the sources that the embedding reaches.
-        reached = torch.zeros(len(circuits), self.n_sources, dtype=torch.bool, device=circuits.device)
-        reached[:, 0] = True
+        reached = torch.zeros(circuits.shape[:-1], dtype=torch.bool, device=circuits.device)
+        reached[..., 0] = True
         for layer in range(self.n_layers):
-            inputs = (circuits[:, :, self.attention_inputs(layer)] & reached[:, :, None]).any(1)
-            reached[:, self.heads(layer)] = self._heads_of_inputs(inputs)
-            reached[:, self.mlp(layer)] = (circuits[:, :, self.mlp_input(layer)] & reached).any(1)
+            inputs = (circuits[..., self.attention_inputs(layer)] & reached[..., None]).any(-2)
+            reached[..., self.heads(layer)] = self._heads_of_inputs(inputs, sees)
+            reached[..., self.mlp(layer)] = (circuits[..., self.mlp_input(layer)] & reached).any(-1)
         # 2. Backwards: the destinations that reach the logits. This order is also right for parallel blocks, whose MLP
         # does not read the heads of its layer.
-        useful = torch.zeros(len(circuits), self.n_destinations, dtype=torch.bool, device=circuits.device)
-        useful[:, self.logits] = True
+        useful = torch.zeros_like(circuits[..., 0, :])
+        useful[:, -1, self.logits] = True
         for layer in reversed(range(self.n_layers)):
-            useful[:, self.mlp_input(layer)] = (circuits[:, self.mlp(layer)] & useful).any(1)
-            heads = (circuits[:, self.heads(layer)] & useful[:, None]).any(2)
-            useful[:, self.attention_inputs(layer)] = self._inputs_of_heads(heads)
-        return circuits & reached[:, :, None] & useful[:, None, :]
+            useful[..., self.mlp_input(layer)] = (circuits[..., self.mlp(layer), :] & useful).any(-1)
+            heads = (circuits[..., self.heads(layer), :] & useful[..., None, :]).any(-1)
+            useful[..., self.attention_inputs(layer)] = self._inputs_of_heads(heads, sees)
+        return circuits & reached[..., None] & useful[..., None, :]
 
-    def _heads_of_inputs(self, inputs: Tensor) -> Tensor:
-        """Which heads have at least one input that is set: (row, q k v inputs) -> (row, head)."""
-        if self.coupled:
-            return inputs.any(1, keepdim=True)
-        q, k, v = inputs.split([self.n_heads, self.n_kv_heads, self.n_kv_heads], 1)
-        group = self.n_heads // self.n_kv_heads
-        return q | (k | v).repeat_interleave(group, 1)
+    def _heads_of_inputs(self, inputs: Tensor, sees: Tensor) -> Tensor:
+        """Which heads have at least one input that is set: (row, role, q k v inputs) -> (row, role, head)."""
+        q, k, v = inputs.split([self.n_heads, self.n_kv_heads, self.n_kv_heads], -1)
+        heads = q | _any_of(sees, k | v).repeat_interleave(self.n_heads // self.n_kv_heads, -1)
+        return heads.any(-1, keepdim=True) if self.coupled else heads
 
-    def _inputs_of_heads(self, heads: Tensor) -> Tensor:
-        """Which inputs belong to at least one head that is set: (row, head) -> (row, q k v inputs)."""
+    def _inputs_of_heads(self, heads: Tensor, sees: Tensor) -> Tensor:
+        """Which inputs belong to at least one head that is set: (row, role, head) -> (row, role, q k v inputs)."""
         if self.coupled:
-            return heads.any(1, keepdim=True)
-        shared = heads.unflatten(1, (self.n_kv_heads, -1)).any(2)
-        return torch.cat([heads, shared, shared], 1)
+            heads = heads.any(-1, keepdim=True).expand_as(heads)
+        shared = _any_of(sees.T, heads.unflatten(-1, (self.n_kv_heads, -1)).any(-1))
+        return torch.cat([heads, shared, shared], -1)
 
     # Graphs in which every head has its own k and v input, as other packages count them
 
@@ -258,3 +270,8 @@ class Graph:
             f"no edge '{name}': an edge is written like '{self.source_names[0]} -> {self.destination_names[0]}', "
             f"and its source is computed before its destination. This model has {self.n_edges:,} edges."
         )
+
+
+def _any_of(related: Tensor, values: Tensor) -> Tensor:
+    """For each role, whether a value is set at any related role: (role, other), (row, other, n) -> (row, role, n)."""
+    return (related.float() @ values.float()) > 0

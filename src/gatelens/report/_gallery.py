@@ -20,6 +20,7 @@ from gatelens.report._plans import (
     kept_plan,
     methods_plan,
     open_edges_plan,
+    role_circuit_plan,
     roles_plan,
     thresholds_plan,
     titles,
@@ -98,6 +99,8 @@ def _plans(runs: Runs, groups: Sequence[Group]) -> Iterator[Plan]:
         for entry in group.entries:
             if entry.run.has_graph:
                 yield circuit_plan(f"{group.task} in {entry.label}, {group.method}", entry.run)
+            if (scores := entry.run.role_scores) is not None:
+                yield role_circuit_plan(f"{group.task} in {entry.label}, {group.method}", entry.run, scores)
     # Runs at several levels have the same prompts, so a sparse model and a task have one figure of open edges.
     sparse_runs = {
         f"{entry.label}, {group.task}": entry.run

@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from gatelens.gates import LEVELS
+from gatelens.gates.role_edges import RoleEdgeScores
 from gatelens.gates.roles import KINDS
+from gatelens.gates.selection import selected
 from gatelens.measures.curve_files import CURVE_COLUMNS, curve_lines
 from gatelens.measures.method_comparison import MethodLine, method_ranks
 from gatelens.measures.thresholds import ThresholdLine
@@ -26,6 +28,7 @@ from gatelens.report.figures import (
     kept_figure,
     methods_figure,
     open_edges_figure,
+    role_circuit_figure,
     thresholds_figure,
     training_figure,
 )
@@ -167,6 +170,35 @@ def circuit_plan(title: str, run: CircuitRun) -> Plan:
         "embedding to the logits."
     )
     return Plan(f"Circuit: {title}", alt, lambda: circuit_figure(graph, run.edge_scores, mask, title, ranking), table)
+
+
+def role_circuit_plan(title: str, run: CircuitRun, scores: RoleEdgeScores) -> Plan:
+    """The graph of a circuit of edges by role, with at most as many edges as a reader can tell apart."""
+    settings, curve = run.result.settings, run.result.curve
+    point = curve.point_at(settings.threshold)
+    n_edges = min(_MOST_DRAWN, curve.asked[-1] if point is None else max(1, curve.asked[point]))
+    [order] = selected(scores, settings.ranking, settings.selection)
+    top = order[:n_edges]
+    mask = torch.zeros_like(scores.exists())
+    mask.view(-1)[top] = True
+    on_a_path = scores.effective(mask).flatten()
+
+    def table() -> Table:
+        records = []
+        for place in top.tolist():
+            gate, _ = scores.gate(0, place)
+            score = float(scores.scores.flatten()[place])
+            records.append((gate.role, *scores.ends(gate), score, bool(on_a_path[place])))
+        return ("role", "source", "destination", "score", "on_a_path"), list(records)
+
+    def draw() -> Figure:
+        return role_circuit_figure(scores.graph, scores.roles.names, scores.roles.sees, scores.scores, mask, title)
+
+    alt = (
+        f"Graph of the first {n_edges} edges by role of the ranking, {int(on_a_path.sum())} of them on a path from the "
+        "embedding to the logits, with a column for each role."
+    )
+    return Plan(f"Circuit by role: {title}", alt, draw, table)
 
 
 def open_edges_plan(label: str, run: CircuitRun) -> Plan:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gatelens.gates import EDGES
+from gatelens.gates.role_edges import RoleEdgeScores
 from gatelens.gates.scores import Scores
 from gatelens.gates.selection import selected
 from gatelens.measures.circuit_result import CircuitResult
@@ -46,6 +47,11 @@ class CircuitRun:
         """The scores of edges for the first task seed: (source, destination)."""
         [edge_scores] = self.scores[0].gate_sets()
         return edge_scores.scores
+
+    @property
+    def role_scores(self) -> RoleEdgeScores | None:
+        """The scores of edges by role for the first task seed; None if the run is of another level."""
+        return self.scores[0] if self.scores and isinstance(self.scores[0], RoleEdgeScores) else None
 
     @property
     def head_scores(self) -> Tensor | None:

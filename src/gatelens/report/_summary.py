@@ -12,6 +12,9 @@ from gatelens.measures.counts import Count, Multiplier
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
 from gatelens.report._runs import CircuitRun, labels
 
+PUBLISHED_ORDER = ("greater-than", "ioi", "docstring", "ioi-long")
+"""The tasks of the published figures, in the order of their panels."""
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -51,9 +54,14 @@ class Group:
 
 
 def summarise(runs: Sequence[CircuitRun]) -> list[Group]:
-    """Group runs by level, method, task and threshold, in the order in which these first occur."""
+    """Group runs by level, method, task and threshold.
+
+    Groups stand in the order of the tasks in the published figures; those of other tasks follow, in the order in which
+    they first occur.
+    """
+    place = {task: number for number, task in enumerate(PUBLISHED_ORDER)}
     grouped: dict[tuple[str, str, str, float], list[CircuitRun]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: place.get(run.result.task, len(place))):
         settings = run.result.settings
         grouped.setdefault((settings.level, settings.method, run.result.task, settings.threshold), []).append(run)
     groups = [_group(*key, members) for key, members in grouped.items()]

@@ -52,6 +52,10 @@ class Report:
         runs: the folders of the runs that it shows.
         figures: the number of figures.
         problems: what could not be shown, one sentence each.
+
+    Example:
+        report = gatelens.write_report(["runs/ioi"], "report")
+        report.path, report.figures, report.problems
     """
 
     path: Path

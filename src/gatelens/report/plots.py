@@ -18,6 +18,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.gates import LEVELS
 from gatelens.gates.circuit import Circuit, Explanation
+from gatelens.gates.role_edges import RoleEdgeScores
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.gates.scores import Scores
 from gatelens.measures.ablation import AblationCurve
@@ -29,7 +30,7 @@ from gatelens.measures.head_attention import HeadAttention
 from gatelens.measures.head_table import HeadTable
 from gatelens.measures.relations_result import RelationsResult
 from gatelens.measures.roles_result import RolesResult
-from gatelens.report.figures import circuit_figure, head_maps, relations_figure
+from gatelens.report.figures import circuit_figure, head_maps, relations_figure, role_circuit_figure
 from gatelens.report.figures._attention_maps import draw_attention, label_tokens, mark_open
 from gatelens.report.figures._relations import draw_relations, panel_width
 from gatelens.report.figures._roles import draw_ablation, map_colours
@@ -140,11 +141,14 @@ def _head_map(values: Tensor, ax: Ax, title: str, label: str) -> Any:
 
 @styled
 def plot_circuit(circuit: Circuit, ax: Ax = None, *, title: str = "") -> Any:
-    """A circuit of edges as a graph; a circuit of heads as a map of their scores; any other circuit as bars.
+    """A circuit of edges as a graph (by role, with a column for each role); of heads as a map; any other as bars.
 
     A graph has a size of its own, so it does not take an axis.
     """
     graph = getattr(circuit.scores, "graph", None)
+    if ax is None and isinstance(scores := circuit.scores, RoleEdgeScores) and len(circuit):
+        names, sees = scores.roles.names, scores.roles.sees
+        return role_circuit_figure(scores.graph, names, sees, scores.scores, circuit.mask, title)
     if ax is None and graph is not None and len(circuit):
         return circuit_figure(graph, circuit.scores.gate_sets()[0].scores, circuit.mask, title)
     by_head = circuit.scores.by_head()

@@ -143,15 +143,14 @@ class RunFolder:
         self.complete = self._is_finished(path)
         if is_main() and not self.complete:
             self._take_lock(path)
-            self.complete = self._is_finished(path)  # another process may have finished it in the meantime
+            self._refuse_another(path)  # another process may have begun a run in the meantime,
+            self.complete = self._is_finished(path)  # and finished it
             self._write_request(path)
 
     def _refuse_another(self, path: Path) -> None:
         """Raise an error if the folder holds other files, or the run of another request."""
-        if (path / ASKED).exists():
+        if is_marked(path, ASKED, "a run of gatelens"):
             refuse_another_request(path, read_json(path / ASKED), self.asked)
-        else:
-            refuse_other_files(path, "a run of gatelens")
 
     def _is_finished(self, path: Path) -> bool:
         return is_finished(path)
@@ -180,10 +179,22 @@ class RunFolder:
                     (self.path / LOCK).unlink(missing_ok=True)
 
 
-def refuse_other_files(folder: Path, kind: str) -> None:
-    """Raise an error if a folder that is not marked as one of this kind holds any file."""
-    if any(file.suffix != ".tmp" and file.name != LOCK for file in folder.iterdir()):
+def is_marked(folder: Path, mark: str, kind: str) -> bool:
+    """Whether a folder holds its mark. Raise an error if it does not, and holds other files.
+
+    The files are listed before the mark is looked for, because another process may write the mark, and then other
+    files, at the same time.
+
+    Arguments:
+        mark: the name of what is written first into every folder of this kind.
+        kind: what such a folder is, for the error.
+    """
+    files = list(folder.iterdir())
+    if (folder / mark).exists():
+        return True
+    if any(file.suffix != ".tmp" and file.name != LOCK for file in files):
         raise GatelensError(f"{folder} holds other files and not {kind}: give an empty folder or a new one.")
+    return False
 
 
 def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -114,6 +114,8 @@ TASKS = Registry(
     "induction",
     "colored-objects",
     "addition",
+    "pattern-swap",
+    "shuffled-pairs",
     "syntax",
     "common-sense",
     "math",
@@ -138,7 +140,8 @@ def task(
         The task. Its prompts are tokenised, and checked to fit the tokenizer.
 
     Example:
-        `task("ioi", model, n=32, seed=0, corruption="subject")`
+        task = gatelens.task("ioi", model, n=64, seed=0)
+        swapped = gatelens.task("ioi", model, n=64, seed=0, corruption="subject")
     """
     check_task(name, n, options)
     if not -(2**63) <= seed < 2**63:
@@ -227,6 +230,9 @@ def contrast(
     Returns:
         The task that asks by an instruction and the task that asks by examples. Prompt i of both has the same query and
         the same response.
+
+    Example:
+        instructions, examples = gatelens.tasks.contrast(model, n=16, relation="antonym")
     """
     from gatelens.tasks.builtin import word_pairs
 

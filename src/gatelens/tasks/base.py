@@ -37,7 +37,12 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitTask(Shown):
-    """Aligned clean and corrupt prompts, and a metric that compares right and wrong answers at the last position."""
+    """Aligned clean and corrupt prompts, and a metric that compares right and wrong answers at the last position.
+
+    Example:
+        task = gatelens.task("ioi", model, n=16, seed=0)
+        task.pairs[0].clean, task.pairs[0].answers, task.role_names
+    """
 
     name: str
     seed: int
@@ -215,7 +220,12 @@ class ResponseBatch:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ResponseTask(Shown):
-    """Prompts with target responses. The measure is the log-probability of the response tokens only."""
+    """Prompts with target responses. The measure is the log-probability of the response tokens only.
+
+    Example:
+        task = gatelens.task("syntax", model, n=16)
+        task.examples[0]
+    """
 
     name: str
     seed: int

@@ -46,6 +46,33 @@ class TokenRoles:
     names: tuple[str, ...] = ()
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
 
+    @property
+    def are_named(self) -> bool:
+        """Whether the task names at least one role: the others only say where in the prompt a position is."""
+        return not set(self.names) <= {FIRST, LAST, PREVIOUS, OTHER}
+
+    def renamed(self, names: tuple[str, ...]) -> TokenRoles:
+        """The same roles, numbered as in other names, which contain all of these."""
+        numbers = torch.tensor([names.index(name) for name in self.names] + [-1], dtype=torch.int64)
+        return TokenRoles(names, numbers[self.ids])
+
+    def sees(self) -> Tensor:
+        """Which roles can look at which: bool (role, other role).
+
+        True if, in at least one prompt, a position of the other role is at or before a position of the role.
+        """
+        n_roles, length = len(self.names), self.ids.shape[1]
+        has = torch.nn.functional.one_hot(self.ids + 1, n_roles + 1)[..., 1:].bool()  # (prompt, position, role)
+        places = torch.arange(length)[:, None]
+        first, last = places.where(has, length).amin(1), places.where(has, -1).amax(1)  # (prompt, role)
+        return (first[:, None, :] <= last[:, :, None]).any(0)
+
+
+def share_names(all_roles: Sequence[TokenRoles]) -> list[TokenRoles]:
+    """The roles of several tasks with one list of names, so that a number means the same role in all of them."""
+    names = tuple(dict.fromkeys(name for roles in all_roles for name in roles.names))
+    return [roles.renamed(names) for roles in all_roles]
+
 
 def mark(word: str, role: str, following: str = "") -> str:
     """Write a word of a prompt together with its role and, if it matters, the role of the token after it."""

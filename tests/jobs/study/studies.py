@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import torch
 from families import tiny
 from filelock import FileLock
 
+from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._folder import Outcome
+from gatelens.jobs.study._ray_engine import run_in_worker
 from gatelens.jobs.study.file import read_study
-from gatelens.jobs.study.run import run_study
+from gatelens.jobs.study.run import Display, run_study
 from gatelens.jobs.study.summary import Summary
 from gatelens.report import page
+from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import make_sparse, save_sparse
 
 CIRCUIT = """\
@@ -88,11 +93,56 @@ def run_alone(file: Path, out: Path) -> None:
     sys.exit(run_study(read_study(file), out).failed)
 
 
+def die_at(cell: str, died: Path | None = None) -> None:
+    """Kill this process when it has saved a piece of this cell.
+
+    Arguments:
+        died: a file to write the number of the process to before.
+    """
+    keep = Journal.keep
+
+    def keep_and_die(self: Journal, name: str, tensors: Any) -> None:
+        keep(self, name, tensors)
+        if cell in str(self.folder):
+            if died is not None:
+                died.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.keep = keep_and_die  # type: ignore[method-assign]
+
+
+def run_until_killed(file: Path, out: Path, cell: str) -> None:
+    """`run_alone`, until a piece of this cell is saved."""
+    die_at(cell)
+    run_alone(file, out)
+
+
+def run_in_worker_that_dies(cell: Cell, out: str) -> Outcome:
+    """`run_in_worker` for Ray. The first worker that saves a piece of a cell of edges is killed."""
+    died = Path(out).parent / "died"
+    if cell.name == "edges-induction-dense" and not died.exists():
+        die_at(cell.name, died)
+    return run_in_worker(cell, out)
+
+
+def run_and_say_when_waiting(file: Path, out: Path, waits: Any) -> None:
+    """`run_alone`, which sets an event when it waits for a cell of another process."""
+    at = Display.at
+
+    def say(self: Display, title: str) -> None:
+        at(self, title)
+        if title.startswith("waiting for another process"):
+            waits.set()
+
+    Display.at = say  # type: ignore[method-assign]
+    run_alone(file, out)
+
+
 def hold(lock: Path, held: Any) -> None:
     """Hold a cell's lock until killed."""
     with FileLock(lock):
         held.set()
-        time.sleep(600)
+        signal.pause()
 
 
 def go(file: Path, out: Path) -> Summary:

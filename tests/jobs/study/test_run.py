@@ -16,12 +16,15 @@ from studies import LEVELS, go, numbers, write_study
 
 import gatelens.jobs.study.jobs as study_jobs
 from gatelens import CircuitSettings, GatelensError, find_circuit
+from gatelens.jobs.circuit import circuit_tasks
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.models import ModelSpec, source_fingerprint
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.loading import load
 from gatelens.measures.circuit_result import load_circuit
+from gatelens.measures.describe import describe
+from gatelens.measures.head_table import save_head_table
 from gatelens.measures.roles_result import load_roles
 
 pytestmark = [
@@ -85,9 +88,33 @@ class TestResults:
         original = ModelSpec.open_model
         monkeypatch.setattr(ModelSpec, "open_model", lambda spec: loaded.append(spec.label) or original(spec))
         go(write_study(place, circuit=LEVELS), place / "out")
-        assert loaded == ["dense", "sparse"]
+        assert loaded == ["dense", "sparse", "dense"]  # the last time for the best heads of the sparse model
         go(write_study(place, circuit=LEVELS), place / "out")  # all is done: no model is needed
-        assert loaded == ["dense", "sparse"]
+        assert loaded == ["dense", "sparse", "dense"]
+
+    def test_heads_of_a_sparse_model_have_those_of_the_dense_one_beside_them(self, place: Path) -> None:
+        go(write_study(place), place / "out")
+        cells = place / "out" / "cells"
+        saved, dense = (load_circuit(cells / f"heads-induction-{model}").heads for model in ("sparse", "dense"))
+        assert saved is not None
+        assert saved.dense is not None
+        assert dense is not None
+        assert dense.dense is None
+        settings = CircuitSettings(n=4, held_out=True)
+        model = load(place / "dense")
+        _, [task] = circuit_tasks(model, "induction", settings, {"length": 4})
+        alone = describe(model, task, [line.head for line in saved.lines])
+        for line in alone.lines:
+            assert saved.dense[line.head].score == pytest.approx(line.score, abs=1e-5)
+        # An earlier version did not save them: they are added, and the report is written again.
+        save_head_table(saved.beside(None), cells / "heads-induction-sparse")
+        page = place / "out" / "report" / "index.html"
+        page.write_text("earlier")
+        go(write_study(place), place / "out")
+        again = load_circuit(cells / "heads-induction-sparse").heads
+        assert again is not None
+        assert again.dense == saved.dense
+        assert page.read_text() != "earlier"
 
     def test_a_bias_gates_a_dense_model(self, place: Path) -> None:
         file = write_study(place, models='gated = { load = "dense", bias = 0.1 }')

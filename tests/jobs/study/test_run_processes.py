@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
-import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import LEVELS, go, hold, numbers, run_alone, write_study
+from studies import LEVELS, go, hold, numbers, run_alone, run_and_say_when_waiting, run_until_killed, write_study
 
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
@@ -26,8 +26,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["gatelens.jobs.study.run", "gatelens.report.page"])
 
 
-def start(file: Path, out: Path) -> BaseProcess:
-    process = FORKS.Process(target=run_alone, args=(file, out))
+def start(target: Callable[..., None], *args: Any) -> BaseProcess:
+    process = FORKS.Process(target=target, args=args)
     process.start()
     return process
 
@@ -37,10 +37,10 @@ def end(process: BaseProcess, code: int = 0) -> None:
     assert process.exitcode == code
 
 
-def wait_until(condition: Any, process: BaseProcess) -> None:
-    while not condition():
-        assert process.is_alive()
-        time.sleep(0.005)
+def wait_for(event: Any, process: BaseProcess) -> None:
+    """Wait for an event that the process sets."""
+    while not event.wait(0.1):
+        assert process.is_alive() or event.is_set()
 
 
 class TestProcesses:
@@ -48,21 +48,15 @@ class TestProcesses:
         file = write_study(place, circuit=LEVELS + "\nmemory_gb = 0.0001")
         out = place / "out"
         go(file, tmp_path / "whole")
-        for condition in (
-            lambda: list(out.glob("cells/*/pieces/**/*.safetensors")),
-            lambda: list(out.glob("state/edges-induction-dense.json")),
-            lambda: list(out.glob("cells/edges-induction-sparse/pieces/**/*.safetensors")),
-        ):
-            process = start(file, out)
-            wait_until(condition, process)
-            process.kill()
-            end(process, -signal.SIGKILL)
-        end(start(file, out))
+        for cell in ("heads-induction-dense", "edges-induction-dense", "edges-induction-sparse"):
+            end(start(run_until_killed, file, out, cell), -signal.SIGKILL)
+            assert list(out.glob(f"cells/{cell}/pieces/**/*.safetensors"))
+        end(start(run_alone, file, out))
         assert numbers(out) == numbers(tmp_path / "whole")
 
     def test_two_at_once_share_the_work(self, place: Path, tmp_path: Path) -> None:
         file = write_study(place, circuit='level = ["heads", "edges"]\nseed = [0, 1, 2]')
-        both = [start(file, place / "out") for _ in range(2)]
+        both = [start(run_alone, file, place / "out") for _ in range(2)]
         for process in both:
             end(process)
         go(file, tmp_path / "alone")
@@ -76,14 +70,12 @@ class TestProcesses:
         file = write_study(place)
         out = place / "out"
         StudyFolder(out).claim(read_study(file))
-        held = FORKS.Event()
-        first = FORKS.Process(target=hold, args=(out / "state" / "heads-induction-dense.lock", held))
-        first.start()
-        wait_until(held.is_set, first)
-        second = start(file, out)
-        wait_until(lambda: (out / "cells" / "heads-induction-sparse" / "result.json").exists(), second)
-        time.sleep(0.3)
-        assert second.is_alive()
+        held, waits = FORKS.Event(), FORKS.Event()
+        first = start(hold, out / "state" / "heads-induction-dense.lock", held)
+        wait_for(held, first)
+        second = start(run_and_say_when_waiting, file, out, waits)
+        wait_for(waits, second)
+        assert (out / "cells" / "heads-induction-sparse" / "result.json").exists()
         assert not (out / "cells" / "heads-induction-dense").exists()
         first.kill()
         end(first, -signal.SIGKILL)

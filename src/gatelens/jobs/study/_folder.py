@@ -24,9 +24,10 @@ from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study.file import Study
 from gatelens.measures.areas import AreaColumns
 from gatelens.measures.counts import CountColumns
+from gatelens.measures.head_table import HEADS_FILE
 from gatelens.runtime.files import make_folder, write_json, writing
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
-from gatelens.runtime.run_folder import RESULT, refuse_other_files
+from gatelens.runtime.run_folder import RESULT, is_marked
 
 Status = Literal["waiting", "running", "done", "failed"]
 
@@ -79,8 +80,7 @@ class StudyFolder:
     def claim(self, study: Study) -> None:
         """Prepare the folder for a study. Raise an error if it holds other files, or another study."""
         make_folder(self.out)
-        if not (self.out / "state").is_dir():
-            refuse_other_files(self.out, "a study")
+        is_marked(self.out, "state", "a study")
         for name in ("state", "cells"):
             make_folder(self.out / name)
         with writing(self.out), self.lock_all():
@@ -129,10 +129,10 @@ class StudyFolder:
             self.run_folder(cell).rename(old)
 
     def last_change(self, cells: Sequence[Cell]) -> float:
-        """When the state or the result of any of these cells last changed, in seconds since 1970."""
+        """When the state, result or table of heads of any of these cells last changed, in seconds since 1970."""
         ended = [self.outcome(cell).ended or 0 for cell in cells]
-        results = [self.run_folder(cell) / RESULT for cell in cells]
-        return max(ended + [result.stat().st_mtime for result in results if result.exists()])
+        files = [self.run_folder(cell) / name for cell in cells for name in (RESULT, HEADS_FILE)]
+        return max(ended + [file.stat().st_mtime for file in files if file.exists()])
 
     def _state(self, cell: Cell) -> Path:
         return self.out / "state" / f"{cell.name}.json"

@@ -52,6 +52,10 @@ class Study:
     Arguments:
         path: the study file.
         models: the models by their labels.
+
+    Example:
+        study = gatelens.read_study("study.toml")
+        study.title, list(study.models), [cell.name for cell in study.cells]
     """
 
     title: str

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gatelens.errors import GatelensError
 from gatelens.jobs.cost import duration
 from gatelens.jobs.study._cells import Cell
+from gatelens.jobs.study._dense_heads import describe_dense_heads
 from gatelens.jobs.study._folder import Outcome, StudyFolder
 from gatelens.jobs.study._work import OneModel, run_cell
 from gatelens.jobs.study.cost import Estimate, estimates, to_do
@@ -161,6 +162,8 @@ def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, O
             display.at(f"waiting for another process: {busy[0].name}")
             time.sleep(_PAUSE)
         waiting = busy
+    for problem in describe_dense_heads(study, folder, outcomes, models, display.at):
+        display.progress.console.print(problem, markup=False, soft_wrap=True)
     return outcomes
 
 

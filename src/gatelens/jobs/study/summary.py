@@ -77,6 +77,10 @@ class Summary:
         report: the page of the report, if there is one.
         problems: what went wrong with the summary or the report, one sentence each.
         folder: where the runs are.
+
+    Example:
+        summary = gatelens.run_study(gatelens.read_study("study.toml"), "runs/study")
+        summary.failed, [circuit.count for circuit in summary.circuits()], summary.multipliers
     """
 
     study: Study

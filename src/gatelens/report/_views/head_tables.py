@@ -34,34 +34,44 @@ def task_views(groups: Sequence[Group], roles: Mapping[str, RolesRun]) -> list[d
             tasks.setdefault(group.task, {}).setdefault(entry.label, []).append(entry)
     if not tasks:
         return [_task(title, [_roles_only(title, run)]) for title, run in roles.items()]
-    return [
-        _task(task, [_model(label, entries, roles) for label, entries in models.items()])
-        for task, models in tasks.items()
-    ]
+    return [_task(task, [_model(label, models, roles) for label in models]) for task, models in tasks.items()]
 
 
 def _task(name: str, models: list[dict[str, Any]]) -> dict[str, Any]:
     return {"name": name, "title": task_title(name), "models": models}
 
 
-def _model(label: str, entries: Sequence[Entry], roles: Mapping[str, RolesRun]) -> dict[str, Any]:
+def _model(label: str, models: Mapping[str, Sequence[Entry]], roles: Mapping[str, RolesRun]) -> dict[str, Any]:
+    """One model of a task. models: the runs of all models of the task, by label."""
+    entries = models[label]
     model = entries[0].result.model
     own = [run for run in roles.values() if run.result.model == model]
-    tables = [saved for entry in entries if (saved := entry.result.heads) is not None]
-    table = None if not tables else _table(tables[0], own)
+    table = next((_beside_dense(entry, models) for entry in entries if entry.result.heads is not None), None)
     return {
         "label": label,
         "sparse": entries[0].result.sparse,
         "heads": next((order for entry in entries if (order := _heads_by_score(_weights(entry)))), []),
-        "table": table,
+        "table": None if table is None else _table(table, own),
         "interfering": [_interfering(run) for run in own],
     }
 
 
+def _beside_dense(entry: Entry, models: Mapping[str, Sequence[Entry]]) -> HeadTable | None:
+    """The table of a run with that of its dense model: as it was saved with it, or from the run of the dense model."""
+    table = entry.result.heads
+    if table is None or table.dense is not None or entry.dense is None:
+        return table
+    return table.beside(next((dense.result.heads for dense in models[entry.dense] if dense.result.heads), None))
+
+
 def _table(table: HeadTable, roles: Sequence[RolesRun]) -> dict[str, Any]:
-    """The table of heads of a run, with the roles of the heads."""
+    """The table of heads of a run, with the roles of the heads, and each head of the dense model that is described."""
     lines = [_line(line, roles) for line in table.lines]
-    return {"prompts": table.prompts, "metric": table.metric, "effect": table.effect, "lines": lines}
+    dense = None
+    if table.dense is not None:
+        same_heads = [table.dense.line(line.head) for line in table.lines]
+        dense = {"model": table.dense.model, "lines": [line and _line(line, ()) for line in same_heads]}
+    return {"prompts": table.prompts, "metric": table.metric, "effect": table.effect, "lines": lines, "dense": dense}
 
 
 def _roles_only(title: str, run: RolesRun) -> dict[str, Any]:

@@ -52,7 +52,7 @@
         xaxis: { ...axis, type: log ? "log" : "linear", title: { text: `${noun} kept`, standoff: 8 }, ...(log ? { dtick: 1 } : { rangemode: "tozero" }) },
         yaxis: { ...axis, title: { text: "explained effect", standoff: 8 }, range: limits(panel.data) },
         shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.data.threshold, y1: panel.data.threshold, line: { color: soft, width: 1, dash: "dash" } }, ...markLines(panel.data, log)],
-        annotations: [...ratioLabels(panel.data, log, paper), ...markLabels(panel.data, log, paper)],
+        annotations: [...ratioLabels(panel.data, paper), ...markLabels(panel.data, log, paper)],
       });
       if (!panel.heard) {
         panel.heard = true;
@@ -119,12 +119,10 @@
     return [{ x, y: 0, yref: "paper", yanchor: "bottom", xanchor: "left", xshift: 4, text: `${mark.head}, rank ${mark.rank}`, showarrow: false, bgcolor: paper, font: { color: colour("accent"), size: scaled(11) } }];
   }
 
-  function ratioLabels({ ratios, models: all, threshold }, log, paper) {
+  // At the right end of the threshold's line, where the curves are above it
+  function ratioLabels({ ratios, threshold }, paper) {
     if (ratios.length !== 1) return [];
-    const counts = [ratios[0].dense, ratios[0].sparse].map((name) => all.find(({ label }) => label === name)?.count ?? 0);
-    if (!counts.every((count) => count > 0)) return [];
-    const middle = log ? counts.map(Math.log10).reduce((a, b) => (a + b) / 2) : (counts[0] + counts[1]) / 2;
-    return [{ x: middle, y: threshold, yanchor: "top", yshift: -4, text: ratios[0].brief, showarrow: false, bgcolor: paper, font: { color: colour(ratios[0].clear ? "ink" : "soft") } }];
+    return [{ xref: "paper", x: 1, xanchor: "right", y: threshold, yanchor: "top", yshift: -3, text: ratios[0].brief, showarrow: false, bgcolor: paper, font: { color: colour(ratios[0].clear ? "ink" : "soft") } }];
   }
 
   fill(picker, data.curves.map(({ title }) => title));

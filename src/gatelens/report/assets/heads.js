@@ -19,14 +19,17 @@
     const rows = [...find("head-table").querySelectorAll("tbody tr")];
     rows.forEach((row) => row.classList.toggle("selected", row.dataset.head === state.head));
     const isThere = !rows.length || rows.some((row) => row.dataset.head === state.head);
-    find("head-status").textContent = isThere ? "" : `${state.head} is not among the ${rows.length} heads of this table.`;
+    const listed = rows.filter((row) => !row.classList.contains("dense")).length;
+    find("head-status").textContent = isThere ? "" : `${state.head} is not among the ${listed} heads of this table.`;
   }
 
-  const about = ({ prompts, metric, effect }) => (
-    `${prompts} prompts. Score: how much the ${metric} falls without the head, with its 95 % interval. Share: of the effect of all heads together (${signed(effect)}).`);
+  const about = ({ prompts, metric, effect, dense }) => (
+    `${prompts} prompts. Score: how much the ${metric} falls without the head, with its 95 % interval. Share: of the effect of all heads together (${signed(effect)}).`
+    + (dense ? ` Below each head: the same head of ${dense.model}, the dense model.` : ""));
 
   // The columns: title, contents of a cell, class. Columns without contents are not drawn.
-  function columns({ lines }) {
+  function columns({ lines: own, dense }) {
+    const lines = [...own, ...(dense?.lines ?? []).filter((line) => line)];
     const most = Math.max(...lines.map(({ low, high }) => Math.max(Math.abs(low), Math.abs(high)))) || 1;
     const roles = lines[0]?.roles ?? [];
     return [
@@ -45,16 +48,25 @@
     const shown = columns(table);
     const titles = ["Head", ...shown.map(([title]) => title)].map((title, i) => (
       make("th", { scope: "col", className: shown[i - 1]?.[2] ?? "" }, title)));
-    const rows = table.lines.map((line) => {
-      const cells = shown.map(([title, contents, kind = ""]) => {
-        const cell = make("td", { className: kind }, ...contents(line));
-        cell.dataset.label = title;
-        return cell;
-      });
-      const row = make("tr", {}, make("th", { scope: "row" }, headButton(line.head)), ...cells);
-      row.dataset.head = line.head;
-      row.addEventListener("click", () => window.gatelens.select({ head: line.head }));
-      return row;
+    const cells = (line) => shown.map(([title, contents, kind = ""]) => {
+      const parts = contents(line);
+      const cell = make("td", { className: parts.some((part) => part !== "") ? kind : `${kind} empty` }, ...parts);
+      cell.dataset.label = title;
+      return cell;
+    });
+    const row = (head, title, className, ...contents) => {
+      const made = make("tr", { className }, title, ...contents);
+      made.dataset.head = head;
+      made.addEventListener("click", () => window.gatelens.select({ head }));
+      return made;
+    };
+    const missing = () => make("td", { colSpan: shown.length, className: "soft missing" }, "The run of the dense model does not describe this head.");
+    const rows = table.lines.flatMap((line, i) => {
+      const own = row(line.head, make("th", { scope: "row" }, headButton(line.head)), "", ...cells(line));
+      if (!table.dense) return [own];
+      const same = table.dense.lines[i];
+      const title = make("th", { scope: "row", title: `${line.head} of ${table.dense.model}` }, "dense");
+      return [own, row(line.head, title, "dense", ...(same ? cells(same) : [missing()]))];
     });
     return make("table", { className: "cards heads" }, make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows));
   }

@@ -6,6 +6,7 @@ from gatelens.report.figures._kept import kept_figure
 from gatelens.report.figures._methods import methods_figure
 from gatelens.report.figures._open_edges import open_edges_figure
 from gatelens.report.figures._relations import relations_figure
+from gatelens.report.figures._role_circuit import role_circuit_figure
 from gatelens.report.figures._role_distribution import role_distribution_figure
 from gatelens.report.figures._roles import STYLES, ablation_figure, head_maps
 from gatelens.report.figures._saving import FORMATS, save_figure
@@ -25,6 +26,7 @@ __all__ = [
     "methods_figure",
     "open_edges_figure",
     "relations_figure",
+    "role_circuit_figure",
     "role_distribution_figure",
     "save_figure",
     "task_title",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -19,15 +20,25 @@ from gatelens.errors import GatelensError
 from gatelens.gates.scores import GateSet, Ranking, rank
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
-from gatelens.report._components import Edge, component_name, links
+from gatelens.report._components import Edge, links
 from gatelens.report._layout import layout
 from gatelens.report.figures._style import BLUE, RED, NotebookFigure, note, styled
 from gatelens.report.figures._text import shown
 
 LINES: dict[str, object] = {"q": "-", "k": (0, (4, 1.5)), "v": (0, (1, 1.2)), "": "-"}
 FILLS = {"H": "#FFFFFF", "KV": "#E8E8E8", "M": "#FFF3D6"}
-_BOX_WIDTH, _BOX_HEIGHT = 0.44, 0.17  # in inches
+BOX_WIDTH, _BOX_HEIGHT = 0.44, 0.17  # in inches
+Point = tuple[float, float]  # in inches
 _PORTS = {"q": -0.3, "k": 0.0, "v": 0.3, "": 0.0}  # where an edge enters a box, in box widths from its middle
+
+
+class EdgeLine(NamedTuple):
+    """An edge that is drawn between two boxes: its score, the input that it enters, and the middles of the boxes."""
+
+    score: float
+    port: str
+    start: Point
+    end: Point
 
 
 @styled
@@ -54,7 +65,7 @@ def circuit_figure(
     columns = _columns([x for x, _ in places.values()])
     layers = _layers(places)
     band = min(max(9 / (len(layers) + 1), 0.6), 1.1)
-    width, height = max(4.6, 0.5 + columns * (_BOX_WIDTH + 0.12)), band * (len(layers) + 1)
+    width, height = max(4.6, 0.5 + columns * (BOX_WIDTH + 0.12)), band * (len(layers) + 1)
     low, high = (limit(y for _, y in places.values()) * height for limit in (min, max))
     figure = NotebookFigure(figsize=(width + 0.2, high - low + 1.25), layout="constrained")
     above = note(figure, _remark(graph, scores, edges, ranking))
@@ -63,13 +74,14 @@ def circuit_figure(
     axis.set_axis_off()
     inches = {name: (0.45 + x * (width - 0.5), y * height) for name, (x, y) in places.items()}
     # 2. From back to front: bands, links, weak edges, strong edges, boxes.
-    _bands(axis, {layer: y * height for layer, y in layers.items()}, band)
+    draw_bands(axis, {layer: y * height for layer, y in layers.items()}, band)
     for ends in links(graph, list(places)):
         axis.plot(*zip(*(inches[name] for name in ends), strict=True), color="0.6", linewidth=0.6, zorder=1.5)
-    _edges(axis, graph, scores, edges, inches)
+    draw_edges(axis, _lines(graph, scores, edges, inches))
     for name, place in inches.items():
-        _box(axis, name, place)
-    _legend(above, graph)
+        draw_box(axis, name, place)
+    shared = "KV head of a head" if graph.n_kv_heads != graph.n_heads else ""
+    draw_legend(above, shared)
     axis.set_title(shown(title))
     return figure
 
@@ -108,68 +120,78 @@ def _layers(names: Iterable[str]) -> dict[str, float]:
     return {str(layer): (i + 1) / (len(layers) + 1) for i, layer in enumerate(layers)}
 
 
-def _bands(axis: Axes, layers: dict[str, float], band: float) -> None:
+def draw_bands(axis: Axes, layers: dict[str, float], band: float) -> None:
     for i, (layer, y) in enumerate(layers.items()):
         if i % 2 == 0:
             axis.axhspan(y - band / 2, y + band / 2, color="0.97", linewidth=0, zorder=0)
         axis.text(0.04, y, layer, fontsize=6.5, color="0.45", va="center", ha="left")
 
 
-def _edges(
-    axis: Axes, graph: Graph, scores: Tensor, edges: Sequence[Edge], inches: dict[str, tuple[float, float]]
-) -> None:
-    ordered = sorted(edges, key=lambda edge: abs(float(scores[edge])))  # the strongest in front
-    strongest = abs(float(scores[ordered[-1]])) or 1.0
-    paths, ends, widths, colours, lines = [], [], [], [], []
-    for source, destination in ordered:
-        name = graph.destination_names[destination]
-        port, (x, y) = name.partition(".")[2], inches[component_name(name)]
-        start = inches[graph.source_names[source]]
+def _lines(graph: Graph, scores: Tensor, edges: Sequence[Edge], inches: dict[str, Point]) -> list[EdgeLine]:
+    """Each edge as a line between the boxes of its components."""
+    lines = []
+    for source, destination in edges:
+        component, _, port = graph.destination_names[destination].partition(".")
         score = float(scores[source, destination])
-        ends.append((x + _PORTS[port] * _BOX_WIDTH, y - _BOX_HEIGHT / 2))
-        paths.append(_curve((start[0], start[1] + _BOX_HEIGHT / 2), ends[-1]))
-        widths.append(0.35 + 2.6 * abs(score) / strongest)
-        colours.append(to_rgba(BLUE if score >= 0 else RED, 0.8))
-        lines.append(LINES[port])
-    drawn = PathCollection(paths, facecolors="none", edgecolors=colours, linewidths=widths, linestyles=lines, zorder=2)
+        lines.append(EdgeLine(score, port, inches[graph.source_names[source]], inches[component]))
+    return lines
+
+
+def draw_edges(axis: Axes, lines: Iterable[EdgeLine]) -> None:
+    """Draw edges from the top of one box to the bottom of another, the strongest in front."""
+    ordered = sorted(lines, key=lambda line: abs(line.score))
+    strongest = abs(ordered[-1].score) or 1.0
+    starts = [(x, y + _BOX_HEIGHT / 2) for x, y in (line.start for line in ordered)]
+    ends = [(line.end[0] + _PORTS[line.port] * BOX_WIDTH, line.end[1] - _BOX_HEIGHT / 2) for line in ordered]
+    colours = [to_rgba(BLUE if line.score >= 0 else RED, 0.8) for line in ordered]
+    drawn = PathCollection(
+        [_curve(start, end) for start, end in zip(starts, ends, strict=True)],
+        facecolors="none",
+        edgecolors=colours,
+        linewidths=[0.35 + 2.6 * abs(line.score) / strongest for line in ordered],
+        linestyles=[LINES[line.port] for line in ordered],
+        zorder=2,
+    )
     axis.add_collection(drawn, autolim=False)
     # A mark at its end shows that an edge enters a box and does not pass under it.
     xs, ys = zip(*ends, strict=True)
     axis.scatter(xs, ys, s=5, marker="^", c=colours, linewidths=0, zorder=4)
 
 
-def _curve(start: tuple[float, float], end: tuple[float, float]) -> Path:
+def _curve(start: Point, end: Point) -> Path:
     """A nearly straight line that is vertical at both ends."""
     bend = min(0.25, abs(end[1] - start[1]) / 2)
     vertices = [start, (start[0], start[1] + bend), (end[0], end[1] - bend), end]
     return Path(vertices, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
 
 
-def _box(axis: Axes, name: str, place: tuple[float, float]) -> None:
+def draw_box(axis: Axes, name: str, place: Point, where: str = "") -> None:
+    """Draw the box of a component; ``where`` is added to its id if a component has several boxes."""
     component = Component.find(name)
     box = FancyBboxPatch(
-        (place[0] - _BOX_WIDTH / 2, place[1] - _BOX_HEIGHT / 2),
-        _BOX_WIDTH,
+        (place[0] - BOX_WIDTH / 2, place[1] - _BOX_HEIGHT / 2),
+        BOX_WIDTH,
         _BOX_HEIGHT,
         boxstyle="round,pad=0,rounding_size=0.04",
         facecolor=FILLS["H" if component is None else component.kind],
         edgecolor="0.25",
         linewidth=0.6,
         zorder=3,
-        gid=f"component-{name}",
+        gid=f"component-{name}{where}",
     )
     axis.add_patch(box)
     axis.text(*place, name, fontsize=6, ha="center", va="center_baseline", zorder=5)
 
 
-def _legend(figure: SubFigure, graph: Graph) -> None:
+def draw_legend(figure: SubFigure, grey: str) -> None:
+    """What colours and lines mean; ``grey`` is what a grey line means, if there are any."""
     entries = [
         Line2D([], [], color=BLUE, linewidth=2, label="helps"),
         Line2D([], [], color=RED, linewidth=2, label="hinders"),
         *(Line2D([], [], color="0.3", linewidth=1, linestyle=LINES[end], label=f"into {end}") for end in "qkv"),
     ]
-    if graph.n_kv_heads != graph.n_heads:
-        entries.append(Line2D([], [], color="0.6", linewidth=0.6, label="KV head of a head"))
+    if grey:
+        entries.append(Line2D([], [], color="0.6", linewidth=0.6, label=grey))
     figure.legend(handles=entries, loc="outside upper center", ncols=len(entries), columnspacing=1.2, handlelength=2.2)
 
 

@@ -53,10 +53,12 @@ class SparsifyFolder(RunFolder):
         self.settings = settings
 
     def _refuse_another(self, path: Path) -> None:
+        # Looked for first: another process may write its request, and then these files, now.
+        has_other_files = (path / "config.json").exists() or (path / "log.csv").exists()
         if (path / FILE).exists():
             saved = _read(path / FILE)
             self._refuse_another_run(path, saved, self._comparable(saved))
-        elif (path / "config.json").exists() or (path / "log.csv").exists():
+        elif has_other_files:
             raise GatelensError(f"{path} holds other files already: give another folder.")
 
     def _is_finished(self, path: Path) -> bool:

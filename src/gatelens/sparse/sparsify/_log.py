@@ -54,11 +54,15 @@ class Log:
             replace_file(self._path("csv"), text.getvalue())
 
     def add(self, record: Record) -> None:
-        """Append a record to the file."""
-        self.records.append(record)
+        """Append a record to the file, with numbers of six digits.
+
+        Records have the numbers that are read from the file when a run resumes, so that both end with the same log.
+        """
+        cells = self._cells(record)
+        self.records.append({name: float(cell) for name, cell in zip(self.fields, cells, strict=True) if cell})
         if self.folder is not None:
             with self._path("csv").open("a", newline="") as file:
-                csv.writer(file).writerow(self._cells(record))
+                csv.writer(file).writerow(cells)
 
     def write_json(self) -> None:
         """Write all records as JSON too."""

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.files import make_folder, read_json, write_json, writing
-from gatelens.runtime.run_folder import LOCK, refuse_other_files
+from gatelens.runtime.run_folder import LOCK, is_marked
 from gatelens.sparse.sparsify._top_k import TopK
 
 ABOUT = "teacher.json"
@@ -53,8 +53,7 @@ class TeacherCache:
         make_folder(folder)
         asked = {**about, "top": top}
         with writing(folder), FileLock(folder / LOCK):
-            if not (folder / ABOUT).exists():
-                refuse_other_files(folder, "a teacher cache")
+            if not is_marked(folder, ABOUT, "a teacher cache"):
                 write_json(folder / ABOUT, asked)
         saved = read_json(folder / ABOUT)
         different = [name for name in asked if asked[name] != saved.get(name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ IDLE = 0.05  # a head with fewer open keys per query on a sequence is idle
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A sparse model beside a dense one on the same sequences. Counts are sums over all sequences."""
+    """A sparse model beside a dense one on the same sequences. Counts are sums over all sequences.
+
+    Example:
+        judgement = gatelens.evaluate(sparse, "text.txt", model, n_sequences=8)["text"]
+        judgement.above_dense, judgement.kl, judgement.keys_per_query, judgement.open_by_head
+    """
 
     sequences: int
     length: int
@@ -105,6 +110,7 @@ def evaluate(
     n_sequences: int | None = 64,
     skip: int = 0,
     batch: int = 2,
+    announce: Callable[[int], None] | None = None,
 ) -> dict[str, Judgement]:
     """Measure loss and open edges of a sparse model on each text, beside a dense one. Cost: two forwards of the text.
 
@@ -112,9 +118,14 @@ def evaluate(
         dense: what to compare with; by default the same weights without gates, which is not the model that the sparse
             one was made from.
         n_sequences: number of sequences to read of each text, after the first `skip`; None reads all.
+        announce: is called before the models are run, with the number of sequences of all texts.
 
     Returns:
         A judgement for each text, by the name of the text.
+
+    Example:
+        judged = gatelens.evaluate(sparse, "held-out.txt", dense, n_sequences=8)
+        print({name: (one.above_dense, one.keys_per_query) for name, one in judged.items()})
     """
     if not is_sparse(model.hf):
         raise GatelensError(f"{model.name} is dense: all its edges are open. Give a model made by `gatelens sparsify`.")
@@ -125,7 +136,7 @@ def evaluate(
     for name, value, least in (("n_sequences", n_sequences, 1), ("skip", skip, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise GatelensError(f"{name} should be at least {least}, not {value}.")
-    judgements = {}
+    texts: dict[str, Tensor] = {}
     for name, source in named(text).items():
         tokens = sequences(model.tokenizer, source, length, None if n_sequences is None else skip + n_sequences)
         if len(tokens) <= skip:
@@ -133,8 +144,11 @@ def evaluate(
                 f"the text {source} has {len(tokens)} sequences of {length} tokens, and {skip} are to be skipped: skip "
                 "fewer, or give more text or a smaller length."
             )
-        judgements[name] = judge(None if dense is None else dense.hf, model.hf, tokens[skip:], batch)
-    return judgements
+        texts[name] = tokens[skip:]
+    if announce is not None:
+        announce(sum(map(len, texts.values())))
+    dense_hf = None if dense is None else dense.hf
+    return {name: judge(dense_hf, model.hf, tokens, batch) for name, tokens in texts.items()}
 
 
 def named(text: TextSource | Sequence[TextSource]) -> dict[str, TextSource]:

@@ -56,10 +56,10 @@ class SparsifySettings(Settings):
     )  # fmt: skip
 
     steps: int = Field(1000, ge=1, description="Updates of the weights.", json_schema_extra=EXECUTION)
-    batch: int = Field(2, ge=1, description="Sequences that one process reads at a time.")
-    length: int = Field(256, ge=2, description="Tokens in a sequence.")
+    batch: int = Field(1, ge=1, description="Sequences that one process reads at a time.")
+    length: int = Field(512, ge=2, description="Tokens in a sequence.")
     lengths: tuple[int, ...] = Field(
-        (32, 64, 64, 128, 128, 256, 256),
+        (32, 64, 64, 128, 128, 256, 256, 512),
         description="Lengths of the sequences: all sequences of a step have one of these lengths, as many as have the "
         "tokens of the batch, and all lengths take turns in a random order. Name a length twice to use it twice as "
         "often. Lengths above `length` are not used; without any, all sequences have that length.",

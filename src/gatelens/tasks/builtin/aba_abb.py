@@ -27,7 +27,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, pattern: str = "both") -> 
         pattern: "aba", "abb", or "both": then prompts with one and with the other pattern alternate.
     """
     random = generator("aba-abb", seed)
-    words = _words(tokenizer)
+    words = pattern_words(tokenizer)
     shapes = cycle(PATTERNS.values() if pattern == "both" else [PATTERNS[pattern]])
 
     def draw() -> tuple[str, str]:
@@ -39,7 +39,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, pattern: str = "both") -> 
     return response_task(tokenizer, "aba-abb", seed, distinct(n, draw, key=itemgetter(0)), pattern=pattern)
 
 
-def _words(tokenizer: Tokenizer) -> list[str]:
+def pattern_words(tokenizer: Tokenizer) -> list[str]:
     """Words of the vocabulary that are one token at the start of a line and also after a caret."""
     ids = word_tokens(tokenizer, spaced=False)
     ids = generator("vocabulary", 0).sample(ids, min(len(ids), CANDIDATES))
