@@ -109,7 +109,7 @@ def test_search_works_in_a_site_that_is_opened_from_disk(site: Path, browser: An
         "for (const name of ['keyup', 'input']) box.dispatchEvent(new Event(name, {bubbles: true}));"
     )
     results = "return [...document.querySelectorAll('.md-search-result__item a')].map((link) => link.href)"
-    WebDriverWait(browser, 120).until(lambda driver: driver.execute_script(results))
+    WebDriverWait(browser, 600).until(lambda driver: driver.execute_script(results))
     assert any("definitions.html" in link for link in browser.execute_script(results))
 
 

@@ -50,7 +50,8 @@ class Page:
         return self.driver.execute_script(script, *args)
 
     def wait(self, script: str) -> None:
-        WebDriverWait(self.driver, 30).until(lambda driver: driver.execute_script(script))
+        # Ten minutes are not a deadline for a busy machine: they only end the test of a page that never gets there.
+        WebDriverWait(self.driver, 600).until(lambda driver: driver.execute_script(script))
 
     def find(self, selector: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
