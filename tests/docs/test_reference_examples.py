@@ -148,6 +148,7 @@ def test_what_is_not_run_is_in_the_reference() -> None:
     assert set(NOT_RUN) <= set(ENTRIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry not in NOT_RUN])
 def test_the_example_runs(entry: str, names: dict[str, Any]) -> None:
     code = example_of(entry)

@@ -17,6 +17,7 @@ from blocks import ROOT
 
 import gatelens
 
+pytestmark = pytest.mark.slow
 ELSEWHERE = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\brel=\"?(?:stylesheet|icon|preconnect)"
     r"\"?[^>]*\bhref=\"?(?:https?:)?//|@import|url\((?:https?:)?//"

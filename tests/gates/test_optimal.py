@@ -188,6 +188,7 @@ def test_constants_of_edges_are_a_plain_loop(monkeypatch: pytest.MonkeyPatch) ->
     assert off(EDGES.optimal(model, task.buckets, Context())[:, 0, 0], start + scale * shifts) < 1e-5
 
 
+@pytest.mark.slow
 def test_edge_circuits_are_closer_than_with_means() -> None:
     model, task = tiny("llama"), random_task(n=4, lengths=(5,))
     [bucket], graph = task.buckets, Graph.of(model.anatomy)

@@ -187,6 +187,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
         CircuitSettings(**wrong)
 
 
+@pytest.mark.slow
 class TestInterrupted:
     """Stopped anywhere and started again, a run ends with the same numbers, and no finished piece is done again."""
 

@@ -179,6 +179,7 @@ def test_held_out_examples_are_not_fitted_on(trained: Model, monkeypatch: pytest
     assert not seen["fit_head_gates"] & seen["ablation_curve"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_same_numbers(trained: Model, trained_folder: Path, tmp_path: Path) -> None:
     words = ["gate", str(trained_folder), "induction", "--out", str(tmp_path / "run")]
     words += ["--seeds", "2", "--updates", "60", "--batch", "4", "--n", "8", "--held-out", "4"]

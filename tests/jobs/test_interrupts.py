@@ -51,6 +51,7 @@ def interrupt(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ended
 
 
+@pytest.mark.slow
 def test_every_job_says_where_it_stopped_and_continues(
     trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_every_job_says_where_it_stopped_and_continues(
         assert list(Path(job["words"][-1]).glob("**/result.json"))
 
 
+@pytest.mark.slow
 def test_a_fit_keeps_the_updates_that_it_has_made(trained_folder: Path, tmp_path: Path) -> None:
     """Updates are saved every 25 or 15 seconds; a signal saves the last one at once."""
     words = ["gate", str(trained_folder), "induction", "--n", "4", "--held-out", "2", *TINY_FITS.split()]
@@ -105,6 +107,7 @@ def test_a_fit_keeps_the_updates_that_it_has_made(trained_folder: Path, tmp_path
     assert [re.findall(r"fit G, (\d) of 6", end["stderr"]) for end in ended] == [["3"], ["5"]]
 
 
+@pytest.mark.slow
 def test_sparsify_saves_the_step_at_which_it_stopped(trained_folder: Path, tmp_path: Path) -> None:
     """Steps 1 to 4, then 5 to 7, then 8: the same numbers as at once, and no step is made twice."""
     text = tmp_path / "text.txt"

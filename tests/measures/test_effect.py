@@ -201,6 +201,7 @@ class TestOfAModel:
             assert curve.source == source
             assert curve.random is None
 
+    @pytest.mark.slow
     def test_does_not_depend_on_the_memory(self) -> None:
         model, task = tiny("llama"), random_task(n=4, lengths=(6, 5))
         for attribute in (attribute_heads, attribute_edges, attribute_attention):

@@ -23,7 +23,7 @@ from gatelens.runtime.context import Context
 from gatelens.runtime.files import read_tensors
 from gatelens.runtime.journal import Journal
 
-pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")]
 RUN = str(Path(__file__).parent / "head_gating_run.py")
 # As in test_sparsify_processes.py: the launcher for several GPUs, told to use the CPU.
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")

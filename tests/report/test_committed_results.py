@@ -27,6 +27,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fresh_clone_can_be_reported(name: str, clone: Path, tmp_path: Path) -> None:
     folder = clone / "results" / name

@@ -86,6 +86,7 @@ def test_a_refused_request_changes_nothing_in_the_folder(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_two_processes_are_kept_apart(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom gatelens.errors import GatelensError\nfrom gatelens.runtime.run_folder import RunFolder\n"
@@ -132,6 +133,7 @@ class TestContext:
         assert Context(memory_gb=1).fits(25_000_000) == 10
         assert Context(memory_gb=0.001).fits(25_000_000) == 1
         assert Context(memory_gb=float("inf")).fits(1) > 1 << 40
+        assert len(torch.ones(3).split(Context(memory_gb=1e20).fits(1))) == 1  # torch takes no larger number
 
     @pytest.mark.parametrize("memory_gb", [0.0, -1.0, float("nan")])
     def test_a_budget_of_nothing_is_refused(self, memory_gb: float) -> None:

@@ -33,6 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", IMPORTS)
 def test_a_sparse_model_opens_with_plain_transformers(order: str, saved: Path) -> None:
     code = (

@@ -17,6 +17,7 @@ import gatelens
 from gatelens.errors import GatelensError
 from gatelens.sparse.sparsify._sharding import is_sharded
 
+pytestmark = pytest.mark.slow
 RUN = str(Path(__file__).parent / "sparsify_run.py")
 NAMES = ("loss", "cross_entropy", "expected_open", "open", "multiplier")
 # With --cpu accelerate starts one process, whatever --num_processes says, unless it is given hosts for mpirun. Its

@@ -85,6 +85,7 @@ def test_a_response_task_on_a_real_model(trained: Any) -> None:
     assert "syntax on" in printed(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "level"), [("ioi", 0.75), ("ioi-long", 0.75), ("docstring", 0.75), ("greater-than", 0.8)]
 )

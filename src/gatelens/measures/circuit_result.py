@@ -86,6 +86,7 @@ class CircuitSettings(CurveSettings):
     stability: int = Field(
         default=0,
         ge=0,
+        le=1_000,
         description="random halves of the prompts, and of the templates, whose circuits are compared (0: none)",
         json_schema_extra=ADDED,
     )

@@ -56,7 +56,7 @@ class Context:
         """
         if math.isinf(self.memory_gb):
             return sys.maxsize
-        return max(1, int(self.memory_gb * 1e9 // (4 * max(1, numbers))))
+        return min(max(1, int(self.memory_gb * 1e9 // (4 * max(1, numbers)))), sys.maxsize)
 
     def without(self, numbers: int) -> Context:
         """The same context with what is left of the budget beside these float32 numbers; at least a tenth of it."""

@@ -130,6 +130,7 @@ def test_weights_of_a_folder(models: Path) -> None:
     assert weights_gb(spec) == pytest.approx(4 * parameters / 1e9, rel=0.05)
 
 
+@pytest.mark.slow
 class TestDryRun:
     def test_says_what_it_takes_and_writes_nothing(
         self, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -21,6 +21,7 @@ from gatelens.jobs.study.run import run_study
 
 cloudpickle = pytest.importorskip("ray.cloudpickle", reason="Ray is not installed: pip install 'gatelens[ray]'")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("no_report"),

@@ -17,6 +17,7 @@ from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning"),
     pytest.mark.usefixtures("no_report"),
 ]
