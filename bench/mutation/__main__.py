@@ -10,10 +10,11 @@ A mutant is the library with one small fault, for example `<=` instead of `<`; c
    kills the mutant.
 
 Source files are never changed. Mutants are drawn from the bodies of functions. Left out are defaults, decorators,
-annotations, class bodies, `raise` statements, texts for display, and operators that mostly give a TypeError (`a << b`
-for `a + b`). What has run is kept in `runs/mutation`, so that the same command resumes. `--again` runs the survivors
-with the tests as they are now. `--control` runs the tests of each mutant without its fault: all of them must survive.
-The table and the survivors are written beside this file; the column `verdict` is written by hand and kept.
+annotations, class bodies, `raise` statements, texts for display, estimates of memory (functions `*numbers`), and
+operators that mostly give a TypeError (`a << b` for `a + b`). What has run is kept in `runs/mutation`, so that the same
+command resumes. `--again` runs the survivors with the tests as they are now. `--control` runs the tests of each mutant
+without its fault: all of them must survive. The table and the survivors are written beside this file; the column
+`verdict` is written by hand and kept.
 """
 
 from __future__ import annotations
