@@ -100,6 +100,9 @@ class TestRefinement:
         assert 5800 <= curve.count_at(0.9) <= 1.05 * 5800
         assert curve.kept[point] - curve.kept[point - 1] <= 0.05 * curve.kept[point]
 
+    def test_adds_no_circuit_if_it_is_off_or_the_grid_has_no_step(self) -> None:
+        assert most_refined_points([0, 100, 1000], 0) == most_refined_points([5], 0.05) == 0
+
     def test_a_threshold_that_is_not_reached_refines_nothing(self) -> None:
         assert refinement(stepped([0, 100, 200]), 0.9, 0.05) == []
 
