@@ -41,7 +41,7 @@ from bench.mutation.recording import Recorder, TestRecord, passes, read_lines, t
 from bench.mutation.sample import ROOT, Mutant, changed_function, draw, key, mutated_source
 
 KEPT = ROOT / "runs" / "mutation"
-RESULTS = Path(__file__).parent
+TABLE, SURVIVORS = (Path(__file__).parent / name for name in ("table.md", "survivors.csv"))
 
 
 def in_child(work: Callable[[], int]) -> int:
@@ -159,6 +159,14 @@ class Mutation:
         return ("timeout", "") if status in (-signal.SIGPROF, -signal.SIGALRM) else ("killed", message.read_text())
 
 
+def verdicts() -> dict[str, str]:
+    """What was written about each survivor by hand; `equivalent: ...` if no test could notice the fault."""
+    if not SURVIVORS.exists():
+        return {}
+    with SURVIVORS.open() as text:
+        return {line["mutant"]: line["verdict"] for line in csv.DictReader(text)}
+
+
 def report(mutants: list[Mutant], seed: int) -> None:
     """Write the table of kill rates and the list of mutants that survived the first run."""
     first: dict[str, str] = {}
@@ -166,12 +174,10 @@ def report(mutants: list[Mutant], seed: int) -> None:
     for name, outcome, test, _ in read_lines(KEPT / "outcomes.jsonl"):
         first.setdefault(name, outcome)
         last[name] = outcome, test
-    file = RESULTS / "survivors.csv"
-    old = {line["mutant"]: line["verdict"] for line in csv.DictReader(file.open())} if file.exists() else {}
-    lines = [
-        "| package | mutants | killed | of them timeouts | after mending | equivalent | 95 % interval | of the rest |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    old = verdicts()
+    titles = ["package", "mutants", "killed", "timeouts among them", "killed after mending", "95 % interval"]
+    titles += ["equivalent", "killed of the others", "95 % interval"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for package in dict.fromkeys(mutant.package for mutant in mutants):
         names = [m.name for m in mutants if m.package == package and first.get(m.name, "not applied") != "not applied"]
         before = sum(first[name] != "survived" for name in names)
@@ -188,8 +194,8 @@ def report(mutants: list[Mutant], seed: int) -> None:
         ]
         cells += [same, rate(after, len(names) - same), interval(after, len(names) - same)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    (RESULTS / "table.md").write_text("\n".join([*lines, "", f"Seed {seed}.", ""]))
-    with file.open("w", newline="") as text:
+    TABLE.write_text("\n".join([*lines, "", f"Seed {seed}.", ""]))
+    with SURVIVORS.open("w", newline="") as text:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["mutant", "line", "function", "before", "after", "now", "test", "verdict"])
         for m in mutants:
@@ -230,6 +236,8 @@ def main() -> int:
     if not options.report:
         last = {name: outcome for name, outcome, *_ in read_lines(options.outcomes)}
         asked = [m for m in mutants if last.get(m.name) == ("survived" if options.again else None)]
+        same = {name for name, verdict in verdicts().items() if verdict.startswith("equivalent")}
+        asked = [m for m in asked if m.name not in same]
         settings = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={KEPT / 'temporary'}"]
         pytest.main([*settings, *options.tests], plugins=[Mutation(options, asked)])
     report(mutants, options.seed)
