@@ -16,6 +16,7 @@ from gatelens.errors import GatelensWarning
 from gatelens.gates import responses
 from gatelens.gates.fit_plan import draw_batch, uniform_start
 from gatelens.gates.responses import response_log_probs, share_known, token_counts
+from gatelens.gates.runs import rows_that_fit
 from gatelens.methods.head_gating import nll_objective
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Example, ResponseTask
@@ -183,3 +184,16 @@ def test_the_warning_looks_at_the_first_examples_only(monkeypatch: pytest.Monkey
     monkeypatch.setattr(responses, "run_heads", counted)
     responses.warn_if_unknown(model, task, n_examples=4)
     assert sum(seen) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("memory_gb", [1e-4, 4e-4, 2e-3, 1.0])
+def test_parts_fit_into_memory(rows: int, memory_gb: float) -> None:
+    """All rows of a part, with the tokens of each of them, are no more than what fits; no example is lost."""
+    model, batch, context = tiny("llama"), any_task(24).batch(range(24)), Context(memory_gb)
+    longest, logits = batch.tokens.shape[1], int(token_counts(batch).max())
+    fit = rows_that_fit(model, batch.tokens[:1], 2 * logits, grad=False, context=context)
+    at_once, parts = responses.cut(model, batch, rows, grad=False, context=context)
+    assert at_once == min(rows, fit)
+    assert all(at_once * part.tokens.numel() <= max(fit, 1) * longest for part in parts)
+    assert sorted(i for part in parts for i in part.which.tolist()) == list(range(24))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_result_is_read_as_it_was_written(level: str, tmp_path: Path) -> None:
         assert torch.equal(a.scores, b.scores)
         assert torch.equal(a.exists, b.exists)
     assert json.loads((tmp_path / "result.json").read_text())["schema_version"] == 2
+
+
+def test_an_answer_is_right_if_its_metric_is_above_0() -> None:
+    settings = CircuitSettings(method="eap", points=2, random_points=0, sample=0, describe=0, allow_noise=True)
+    result = find_circuit(tiny("llama"), random_task(n=4, lengths=(5,)), settings)
+    result = replace(result, curve=replace(result.curve, everything=torch.tensor([[2.0, 0, -0.5, -3]])))
+    assert result.answered == 0.25
 
 
 @pytest.mark.parametrize("folder", SAVED, ids=[f"{path.parts[-3]}/{path.name}" for path in SAVED])

@@ -226,3 +226,12 @@ class TestBand:
     def test_is_the_same_every_time(self) -> None:
         curves = [made_up([0.2]), made_up([0.8])]
         assert torch.equal(pool(curves).low, pool(curves).low)
+
+
+def test_a_draw_whose_effect_has_the_other_sign_has_no_count() -> None:
+    """The effects of two prompts are 4 and -2: a draw of the second one only has no count."""
+    none, everything = torch.tensor([[5.0, 5]]), torch.tensor([[9.0, 3]])
+    metrics = torch.stack([none, everything], 1)
+    curve = Curve("heads", 12, [0, 12], torch.tensor([0.0, 12]), metrics, none, everything)
+    draws = torch.tensor([[[1.0, 1]], [[2.0, 0]], [[0.0, 2]]])
+    assert curve.drawn_counts(draws, 0.9).tolist() == [12, 12, float("inf")]

@@ -100,8 +100,17 @@ class TestRefinement:
         assert 5800 <= curve.count_at(0.9) <= 1.05 * 5800
         assert curve.kept[point] - curve.kept[point - 1] <= 0.05 * curve.kept[point]
 
+    def test_adds_no_circuit_if_it_is_off_or_the_grid_has_no_step(self) -> None:
+        assert most_refined_points([0, 100, 1000], 0) == most_refined_points([5], 0.05) == 0
+
     def test_a_threshold_that_is_not_reached_refines_nothing(self) -> None:
         assert refinement(stepped([0, 100, 200]), 0.9, 0.05) == []
+
+    def test_the_step_before_the_count_is_cut_into_thirds(self) -> None:
+        """From 8 to 64 gates, evenly spaced by the logarithm: 16 and 32."""
+        metrics = torch.tensor([0.0, 0.2, 1.0])[None, :, None]
+        kept, ends = torch.tensor([0.0, 8, 64]), (metrics[:, 0], metrics[:, -1])
+        assert refinement(Curve("edges", 64, [0, 8, 64], kept, metrics, *ends), 0.9, 0.05, most=2) == [16, 32]
 
     @pytest.mark.parametrize("total", [1, 2, 7])
     def test_few_gates(self, total: int) -> None:
@@ -135,6 +144,15 @@ class TestSeveralSeeds:
             torch.testing.assert_close(a.kept, b.kept)
             torch.testing.assert_close(a.metrics, b.metrics)
             assert a.fingerprints == b.fingerprints == tuple(task.fingerprint() for task in tasks)
+
+    def test_keep_their_pieces_apart(self, tmp_path: Path) -> None:
+        model, tasks = tiny("llama"), [random_task(n=3, lengths=(6,), seed=seed) for seed in (0, 1)]
+        scores = [attribute_edges(model, task) for task in tasks]
+        coarse = CurveSettings(points=3, random_points=0, refine=0, areas="none")
+        saved = Context(journal=Journal(tmp_path))
+        right = explained_effect(model, tasks, scores, coarse).metrics
+        for _ in range(2):  # computed, and read again
+            torch.testing.assert_close(explained_effect(model, tasks, scores, coarse, context=saved).metrics, right)
 
     def test_share_the_refined_grid(self) -> None:
         model, tasks = tiny("llama"), [random_task(n=3, lengths=(6, 5), seed=seed) for seed in (0, 1)]

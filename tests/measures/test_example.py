@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,18 @@ def test_long_prompts_are_left_out(model: Model, tmp_path: Path, monkeypatch: py
 
 def test_a_folder_without_an_example_has_none(tmp_path: Path) -> None:
     assert load_example(tmp_path) == []
+
+
+def test_a_token_without_a_text_of_its_own_is_shown_by_its_name() -> None:
+    """A part of a character is decoded as the replacement character, and a token for control as nothing."""
+
+    class Parts:
+        def decode(self, tokens: list[int]) -> str:
+            return {0: " word", 1: "\ufffd", 2: ""}[tokens[0]]
+
+        def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:
+            return [f"name-{token}" for token in tokens]
+
+    model = replace(tiny("llama"), tokenizer=Parts())
+    texts = gatelens.measures.example.token_texts(model, torch.tensor([0, 1, 2]))
+    assert texts == (" word", "name-1", "name-2")

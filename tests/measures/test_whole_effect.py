@@ -73,6 +73,7 @@ class TestWholeEffect:
         # The standard error of the mean of 8 such numbers is 0.115.
         assert (low, high) == pytest.approx((1.5 - 2 * 0.115, 1.5 + 2 * 0.115), abs=0.03)
         assert str(above) == f"+1.5 ({low:+.3g} to {high:+.3g}; 8 prompts)"
+        assert WholeEffect(torch.zeros(2), torch.tensor([1.0, -1])).is_noise  # two prompts have an interval
         one = WholeEffect(torch.zeros(1), torch.ones(1))
         assert (one.is_noise, str(one)) == (False, "+1 (no interval; 1 prompt)")
 

@@ -29,6 +29,11 @@ def test_a_file_is_cut_into_sequences(tmp_path: Path) -> None:
     assert sequences(tokenizer(), str(path), 7, n_sequences=2).shape == (2, 7)
 
 
+def test_a_sequence_inside_a_document_gets_the_first_token_too() -> None:
+    assert text.cut(list(range(10)), 4, [0]) == [[0, 1, 2, 3], [0, 4, 5, 6], [0, 7, 8, 9]]
+    assert text.cut([0, 1, 2, 0, 3, 4, 5], 3, [0]) == [[0, 1, 2], [0, 3, 4]]
+
+
 def test_documents_are_joined_by_an_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n\n".join(json.dumps({"text": line, "id": 1}) for line in ("t3 t4", "t5", "t6")))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from families import VOCAB, tiny, tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from gatelens.errors import GatelensError
@@ -102,3 +103,13 @@ def test_no_piece_of_own_text_is_written_twice(monkeypatch: pytest.MonkeyPatch) 
     written = _own_text.write_text(model, text, count=96, length=16, seed=0, journal=Journal())
     assert len({tuple(row) for row in written.tolist()}) == 96
     assert widths == set(range(1, 9))
+
+
+def test_a_chat_begins_with_the_tokens_of_its_template_only() -> None:
+    """The template writes the first token itself: the tokenizer must not add another one."""
+    chat = tokenizer()
+    chat.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    assert chat("t5")["input_ids"] == [1, 5]
+    assert _own_text._chat_opening(chat) == []
+    chat.chat_template = "{{ bos_token }} t3 {{ messages[0]['content'] }} t4"
+    assert _own_text._chat_opening(chat) == [1, 3]
