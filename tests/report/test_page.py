@@ -62,6 +62,13 @@ def data_of(report: Path) -> Any:
     return json.loads(text.removeprefix("window.gatelens = {data: ").removesuffix("};\n"))
 
 
+def lead_of(page: Path) -> str:
+    """The sentence at the top of a page."""
+    lead = re.search(r'<p class="lead">(.*?)</p>', page.read_text())
+    assert lead is not None
+    return html.unescape(lead[1])
+
+
 def numbers(entry: Entry) -> tuple[int | None, float | None]:
     """The count and the multiplier."""
     return entry.count.value, None if entry.multiplier is None else entry.multiplier.ratio
@@ -144,12 +151,31 @@ class TestSummary:
         multiplier = "4.00x (4.00 to 4.00; 3 prompts)"
         labels = ["ioi", "edges, eap", "sparse-small sparse"]
         assert rows[2] == [*labels, "8 (8 to 8; 3 prompts)", total, random, multiplier, *trust]
-        lead = html.unescape(re.search(r'<p class="lead">(.*?)</p>', text)[1])
-        assert lead == (
+        assert lead_of(tmp_path / "report" / "index.html") == (
             f"sparse-small needs 8 (8 to 8; 3 prompts) of {total} edges for 90% of the effect on ioi, and small needs "
             f"32 (32 to 32; 3 prompts): {multiplier}."
         )
         assert "belong to the KV head" in text
+
+    def test_the_first_sentence_is_about_the_most_telling_task(self, tmp_path: Path) -> None:
+        """Of curves without noise, every interval is the ratio itself: 1 on ioi, 2 and 1/4 on the two other tasks."""
+        for task, dense, sparse in (("ioi", 8, 8), ("docstring", 16, 8), ("ioi-long", 8, 32)):
+            circuit_run(tmp_path / task / "dense", task=task, needed=dense)
+            circuit_run(tmp_path / task / "sparse", task=task, model="sparse-small", sparse=True, needed=sparse)
+        report = write_report([tmp_path / "ioi", tmp_path / "docstring", tmp_path / "ioi-long"], tmp_path / "all")
+        text = lead_of(report.path)
+        assert text.startswith("sparse-small needs 32 (32 to 32; 3 prompts)")
+        assert "of the effect on ioi-long, and small needs 8 (8 to 8; 3 prompts): 0.25x" in text
+        assert text.endswith(" 2 of 3 comparisons on this page show a difference.")
+        assert data_of(report.path.parent)["first"] == {"task": "ioi-long", "gates": "edges, eap"}
+        report = write_report([tmp_path / "ioi"], tmp_path / "none")
+        assert lead_of(report.path).startswith("No difference between models is shown. sparse-small needs 8 (8 to 8;")
+        assert data_of(report.path.parent)["first"] == {}
+
+    def test_without_a_comparison_the_first_sentence_is_a_count(self, tmp_path: Path) -> None:
+        circuit_run(tmp_path / "heads", level="heads", needed=4)
+        report = write_report([tmp_path / "heads"], tmp_path / "report")
+        assert lead_of(report.path) == "small needs 4 (4 to 4; 3 prompts) of 12 heads for 90% of the effect on ioi."
 
     def test_tests_and_stability_have_tables(self, pair: Path, tmp_path: Path) -> None:
         ends = {f"{name}{end}": 0.5 for name in ("overlap", "own", "transferred") for end in ("", "_low", "_high")}
@@ -193,6 +219,19 @@ class TestViews:
             kept[tuple(torch.tensor(ranked[:k]).T)] = True
             there = graph.on_a_path(kept[None])[0]
             assert [0 < join <= k for join in joined] == [bool(there[i, j]) for i, j in ranked]
+
+    @pytest.mark.parametrize("graph", [Graph(2, 4, 2), Graph(2, 2, 2, parallel=True), Graph(2, 4, 2, coupled=True)])
+    def test_an_edge_by_role_joins_when_it_comes_onto_a_path(self, graph: Graph) -> None:
+        sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
+        edges = graph.edges.expand(3, -1, -1).nonzero()
+        order = torch.randperm(len(edges), generator=torch.Generator().manual_seed(3))
+        ranked = [tuple(edge) for edge in edges[order].tolist()]
+        joined = joins(graph, ranked, sees)
+        for k in range(1, len(ranked) + 1, 5):
+            kept = torch.zeros(3, *graph.edges.shape, dtype=torch.bool)
+            kept[tuple(torch.tensor(ranked[:k]).T)] = True
+            there = graph.on_a_path(kept[None], sees)[0]
+            assert [0 < join <= k for join in joined] == [bool(there[edge]) for edge in ranked]
 
     def test_edges_that_never_join_say_0(self) -> None:
         ranked = [SMALL.edge("embed -> L0H0.q"), SMALL.edge("M1 -> logits")]

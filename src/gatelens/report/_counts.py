@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Column:
 
 
 def _multiplier_kind(entry: Entry) -> str:
-    return "strong" if entry.multiplier is not None and entry.multiplier.shows_difference else "unclear"
+    return "strong" if _shows_difference(entry) else "unclear"
 
 
 _COLUMNS = (
@@ -52,17 +53,68 @@ def heading(groups: Sequence[Group]) -> str:
 
 
 def lead(groups: Sequence[Group]) -> str:
-    """The first result in one sentence: the first comparison of two models or, without one, the first count."""
-    in_order = sorted(groups, key=lambda group: list(LEVELS).index(group.level))
-    pairs = [(group, entry) for group in in_order for entry in group.entries if entry.multiplier is not None]
-    singles = [(group, group.entries[0]) for group in in_order]
-    if not singles:
-        return ""
-    group, entry = (pairs or singles)[0]
-    share = f"{group.threshold:.0%} of the effect on {group.task}"
-    needed = f"{entry.label} needs {entry.count} of {entry.result.curve.total:,} {LEVELS[group.level].noun} for {share}"
-    dense = next((other for other in group.entries if other.label == entry.dense), None)
-    return f"{needed}." if dense is None else f"{needed}, and {dense.label} needs {dense.count}: {entry.multiplier}."
+    """The most telling result of a report in one or two sentences; empty if it has no circuits.
+
+    This is the comparison of two models whose interval is farthest from 1. The second sentence says how many of all
+    comparisons show a difference, so that one is not taken for all. Without a comparison it is the first count.
+    """
+    pairs = comparisons(groups)
+    if not pairs:
+        return next((f"{_needed(group, group.entries[0])}." for group in _in_order(groups)), "")
+    telling = most_telling(groups)
+    group, entry = telling or pairs[0]
+    result = f"{_needed(group, entry)}, and {entry.dense} needs {_dense(group, entry).count}: {entry.multiplier}."
+    if telling is None:
+        everywhere = f" in any of the {len(pairs)} comparisons" if len(pairs) > 1 else ""
+        return f"No difference between models is shown{everywhere}. {result}"
+    differing = sum(_shows_difference(other) for _, other in pairs)
+    every_pair = f" {differing} of {len(pairs)} comparisons on this page show a difference." if len(pairs) > 1 else ""
+    return result + every_pair
+
+
+def most_telling(groups: Sequence[Group]) -> tuple[Group, Entry] | None:
+    """The comparison of two models whose interval excludes 1 and is farthest from it; None if there is none."""
+    differing = [(group, entry) for group, entry in comparisons(groups) if _shows_difference(entry)]
+    return max(differing, key=lambda pair: _distance(pair[1]), default=None)
+
+
+def first_view(groups: Sequence[Group]) -> dict[str, str]:
+    """The task and the gates that the page shows when it is opened: those of its `lead`. Empty: the first ones."""
+    telling = most_telling(groups)
+    return {} if telling is None else {"task": telling[0].task, "gates": telling[0].gates}
+
+
+def comparisons(groups: Sequence[Group]) -> list[tuple[Group, Entry]]:
+    """The sparse models that have a multiplier, heads first."""
+    return [(group, entry) for group in _in_order(groups) for entry in group.entries if entry.multiplier is not None]
+
+
+def _in_order(groups: Sequence[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: list(LEVELS).index(group.level))
+
+
+def _shows_difference(entry: Entry) -> bool:
+    return entry.multiplier is not None and entry.multiplier.shows_difference
+
+
+def _distance(entry: Entry) -> float:
+    """How far the near end of an interval that excludes 1 is from 1: the absolute logarithm of this end."""
+    assert entry.multiplier is not None
+    low, high = entry.multiplier.interval
+    if low is not None and low > 1:
+        return math.log(low)
+    assert high is not None
+    return -math.log(high) if high > 0 else math.inf
+
+
+def _needed(group: Group, entry: Entry) -> str:
+    of_all = f"{entry.count} of {entry.result.curve.total:,} {LEVELS[group.level].noun}"
+    return f"{entry.label} needs {of_all} for {group.threshold:.0%} of the effect on {group.task}"
+
+
+def _dense(group: Group, entry: Entry) -> Entry:
+    """The run of the dense model that a model is compared with."""
+    return next(other for other in group.entries if other.label == entry.dense)
 
 
 def _listed(names: Sequence[str]) -> str:

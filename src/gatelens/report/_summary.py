@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from gatelens.gates import LEVELS
 from gatelens.measures.circuit_result import CircuitResult
 from gatelens.measures.counts import Count, Multiplier
 from gatelens.measures.pairing import dense_circuit_of, multiplier_of
@@ -45,6 +46,11 @@ class Group:
     @property
     def title(self) -> str:
         return f"{self.task}, {self.level}, {self.method}"
+
+    @property
+    def gates(self) -> str:
+        """The kind of gates and the method that scored them."""
+        return f"{LEVELS[self.level].noun}, {self.method}"
 
     @property
     def head_scores(self) -> dict[str, Tensor]:

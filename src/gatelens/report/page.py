@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gatelens.errors import GatelensError, shortened
 from gatelens.report._bundle import FolderBundle, SingleFileBundle
-from gatelens.report._counts import count_columns, heading, lead
+from gatelens.report._counts import count_columns, first_view, heading, lead
 from gatelens.report._describe import describe, models_with_shared_inputs, place
 from gatelens.report._gallery import count_pictures, draw_pictures
 from gatelens.report._plans import titles
@@ -151,6 +151,7 @@ def _contents(runs: Runs) -> tuple[Sequence[Group], dict[str, Any], list[str]]:
     attention, patterns = attention_views(groups)
     data = {
         "tasks": task_views(groups, roles),
+        "first": first_view(groups),
         "curves": curve_views(groups),
         "circuits": circuit_views(groups),
         "attention": attention,

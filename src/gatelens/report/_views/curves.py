@@ -22,8 +22,7 @@ def curve_views(groups: Sequence[Group]) -> list[dict[str, Any]]:
     views: dict[tuple[str, str], dict[str, Any]] = {}
     for group in sorted(groups, key=lambda group: list(LEVELS).index(group.level)):
         level = LEVELS[group.level]
-        title = f"{level.noun}, {group.method}"
-        empty: dict[str, Any] = {"title": title, "noun": level.noun, "log": level.log_axis, "panels": []}
+        empty: dict[str, Any] = {"title": group.gates, "noun": level.noun, "log": level.log_axis, "panels": []}
         view = views.setdefault((group.level, group.method), empty)
         view["panels"].append(
             {

@@ -50,10 +50,20 @@ def _model(label: str, models: Mapping[str, Sequence[Entry]], roles: Mapping[str
     return {
         "label": label,
         "sparse": entries[0].result.sparse,
-        "heads": next((order for entry in entries if (order := _heads_by_score(_weights(entry)))), []),
+        **_ranked_heads(entries),
         "table": None if table is None else _table(table, own),
         "interfering": [_interfering(run) for run in own],
     }
+
+
+def _ranked_heads(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The heads by score, from the first run that has scores of heads, and what gave these scores."""
+    for entry in entries:
+        if order := _heads_by_score(_weights(entry)):
+            settings = entry.result.settings
+            of = "" if settings.level == "heads" else f" ({settings.level})"
+            return {"heads": order, "ranked_by": settings.method + of}
+    return {"heads": [], "ranked_by": None}
 
 
 def _beside_dense(entry: Entry, models: Mapping[str, Sequence[Entry]]) -> HeadTable | None:
@@ -79,7 +89,14 @@ def _roles_only(title: str, run: RolesRun) -> dict[str, Any]:
     heads = _heads_by_score(run.result.roles.facilitation.mean(0))
     interfering = [_interfering(run)]
     label, sparse = run.result.model, run.result.sparse
-    return {"label": label, "sparse": sparse, "heads": heads, "table": None, "interfering": interfering}
+    return {
+        "label": label,
+        "sparse": sparse,
+        "heads": heads,
+        "ranked_by": "facilitation",
+        "table": None,
+        "interfering": interfering,
+    }
 
 
 def _weights(entry: Entry) -> Tensor | None:

@@ -125,7 +125,7 @@
     return [{ xref: "paper", x: 1, xanchor: "right", y: threshold, yanchor: "top", yshift: -3, text: ratios[0].brief, showarrow: false, bgcolor: paper, font: { color: colour(ratios[0].clear ? "ink" : "soft") } }];
   }
 
-  fill(picker, data.curves.map(({ title }) => title));
+  fill(picker, data.curves.map(({ title }) => title), Math.max(0, data.curves.findIndex(({ title }) => title === data.first.gates)));
   picker.closest("label").hidden = data.curves.length < 2;
   picker.addEventListener("change", chooseGates);
   onScheme(show);

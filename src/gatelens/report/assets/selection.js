@@ -30,7 +30,7 @@
   function apply(changes) {
     const before = { ...state };
     Object.assign(state, changes);
-    if (!task()) state.task = data.tasks[0].name;
+    if (!task()) state.task = data.first.task ?? data.tasks[0].name;
     if (!model()) state.model = task().models[0].label;
     const names = model().heads.map(([name]) => name);
     const isKnown = names.includes(state.head) || (COMPONENT.test(state.head) && !(names.length && /H/.test(state.head)));
@@ -49,6 +49,7 @@
       fill(pickers.task, data.tasks.map(({ name, title }) => [name, title]), state.task);
       fill(pickers.model, task().models.map(({ label }) => [label, label]), state.model);
       fill(pickers.head, model().heads.map(([name, score]) => [name, `${name} (${signed(score)})`]));
+      find("select-head-by").textContent = model().ranked_by ? `Head, by score of ${model().ranked_by}` : "Head";
     }
     [...pickers.head.options].filter((option) => option.dataset.other).forEach((option) => option.remove());
     if (![...pickers.head.options].some((option) => option.value === state.head)) {
