@@ -4,8 +4,9 @@ Run it from the top of the repository. If it is killed, the same command resumes
 
     nohup python examples/sparse_smollm2.py runs > sparse-smollm2.log 2>&1 &
 
-It first writes the text (`sparse_smollm2_text.py`). Then it trains three times, each time from the model before: to one
-open key per query and head, to half a key with half of the heads idle, and a little back, to recover answers. It does what
+It first writes the text (`sparse_smollm2_text.py`). Then it trains three times, each time from the model before: to
+one open key per query and head, to half a key with half of the heads idle, and a little back, to recover answers. It
+does what
 
     gatelens sparsify smollm2 --text mixture.toml --steps ... --keys ... --bf16 --no-merge --out RUN
     gatelens sparsify smollm2 --text mixture.toml --start RUN --steps ... --keys ... --bf16 --no-merge --out NEXT
