@@ -4,8 +4,9 @@
 
 The adapter goes to src/gatelens/loading/builtin/sparse_smollm2 in float16, beside a model card, and the logs of all
 runs go to results/sparse-smollm2 with the frontier: loss against open keys per query in the course of training. The
-numbers on the card are measured in float32 on the packed weights: on 64 sequences of each held-out text that were not looked at
-during training, at 256 and at 64 tokens, and on 256 prompts of each task with a seed that was not looked at either.
+numbers on the card are measured in float32 on the packed weights: on 64 sequences of each held-out text that were not
+looked at during training, at 256 and at 64 tokens, and on 256 prompts of each task with a seed that was not looked at
+either.
 """
 
 import copy

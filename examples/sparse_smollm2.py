@@ -43,7 +43,7 @@ TO_HALF_KEY = TO_ONE_KEY.replace(steps=2600, keys=0.5, ramp=0.55, cooldown=0.4, 
 """From there to half a key. The penalty is mostly per head: heads become idle on text that does not use them."""
 
 RECOVER = TO_HALF_KEY.replace(
-    steps=2200, keys=0.62, ramp=0.05, cooldown=0.8, total_share=0.0, learning_rate=6e-4, multiplier=8.0, seed=1
+    steps=1200, keys=0.68, ramp=0.05, cooldown=0.8, total_share=0.0, learning_rate=6e-4, multiplier=8.0, seed=1
 )
 """Keys rise a little and stay, heads stay idle, and the learning rate falls for most of the run: answers recover."""
 
