@@ -14,6 +14,7 @@ from toys import PLANTED, plain_run, planted, planted_task, random_task
 
 from gatelens import CircuitSettings, attribute, attribute_edges, explained_effect, find_circuit, load_circuit
 from gatelens.gates import EDGES, LEVELS
+from gatelens.gates.shared_level import ScoreTensors
 from gatelens.measures import circuit_tests
 from gatelens.measures.circuit_tests import check_circuit
 from gatelens.measures.hypotheses import equivalence, independence
@@ -83,7 +84,7 @@ class TestPlanted:
         for _ in range(10):
             for edge in graph.random_path(generator):
                 values[edge] = values[edge].clamp(min=1)
-        scores = EDGES.make_scores(graph, values, "by hand")
+        scores = EDGES.make_scores(graph, "by hand", ScoreTensors(values))
         circuits, k = Circuits.of(model, task, scores), int((values > 0).sum())
         tests = check_circuit(circuits, scores, k, explained_effect(model, task, scores).everything[0])
         assert tests.gates == len(tests.dropped) == k
