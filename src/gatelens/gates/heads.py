@@ -149,7 +149,8 @@ class Heads(SharedLevel[HeadScores]):
         return 3 * self.row_numbers(model, length)
 
     def attribute_numbers(self, model: Model, length: int) -> int:
-        return gradient_numbers(model, length)
+        z = length * model.n_layers * model.n_heads * model.anatomy.head_dim
+        return gradient_numbers(model, length) + 3 * z  # of the clean and the corrupt run, and their difference
 
     def rows_at_once(self, model: Model) -> int:
         """The heads of one layer. Larger batches do not fit into the processor's cache and are not faster."""
