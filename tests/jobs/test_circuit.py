@@ -129,6 +129,9 @@ class TestResult:
         assert beside.dense == run.heads
         with pytest.raises(GatelensError, match="is one of ioi, not of induction: give another run"):
             find("other", dense=replace(run, task="ioi"))
+        with pytest.raises(GatelensError, match="give a run of the dense model that the sparse one was made from"):
+            find("other", dense=replace(run, graph=replace(Graph.of(trained.anatomy), n_layers=99)))
+        assert not (tmp_path / "other").exists()  # the mistake is found before any work
 
     def test_what_is_saved(self, trained: Model, tmp_path: Path) -> None:
         result = find_circuit(trained, "induction", small(level="edges", seeds=2), out=tmp_path, options=OPTIONS)

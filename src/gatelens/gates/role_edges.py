@@ -100,7 +100,8 @@ class RoleEdges(ComponentEdges[RoleEdgeScores]):
     """
 
     name, noun = "edges-by-role", "edges by role"
-    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2)
+    # `learned` is the cost of fitting optimal constants, which are those of edges without roles.
+    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0)
 
     def __init__(self, roles: GateRoles | None = None) -> None:
         self._roles = roles
