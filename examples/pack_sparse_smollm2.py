@@ -1,12 +1,12 @@
-"""Pack the last run of sparse_smollm2.py as the built-in model `sparse-smollm2`, and evaluate it.
+"""Pack a run of sparse_smollm2.py as the built-in model `sparse-smollm2`, and evaluate it and the runs after it.
 
     python examples/pack_sparse_smollm2.py runs
 
 The adapter goes to src/gatelens/loading/builtin/sparse_smollm2 in float16, beside a model card, and the logs of all
-runs go to results/sparse-smollm2 with the frontier: loss against open keys per query in the course of training. The
-numbers on the card are measured in float32 on the packed weights: on 64 sequences of each held-out text that were not
-looked at during training, at 256 and at 64 tokens, and on 256 prompts of each task with a seed that was not looked at
-either.
+runs go to results/sparse-smollm2 with the frontier: loss against open keys per query in the course of training. Each
+later run gets a card there, too. The numbers on a card are measured in float32 on the packed weights: on 64 sequences
+of each held-out text that were not looked at during training, at 256 and at 64 tokens, and on 256 prompts of each task
+with a seed that was not looked at either.
 """
 
 import copy
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import RUNS, run_folder
+from sparse_smollm2 import BUILT_IN, RUNS, run_folder
 from sparse_smollm2_text import HELD_OUT, MIXTURE
 
 import gatelens
@@ -28,7 +28,7 @@ from gatelens.runtime.files import write_tensors
 from gatelens.sparse.adapters import ABOUT, WEIGHTS, apply_adapter
 from gatelens.sparse.in_model import is_sparse
 from gatelens.sparse.recording import record_open
-from gatelens.sparse.sparsify import evaluate
+from gatelens.sparse.sparsify import SparsifySettings, evaluate
 from gatelens.sparse.sparsify._result import write_card
 from gatelens.sparse.sparsify.judge import IDLE
 from gatelens.tasks import task
@@ -41,12 +41,13 @@ PROMPTS, SEED = 256, 2
 SEQUENCES, SHORT = 64, 64
 
 
-def pack(run: Path) -> None:
+def pack(run: Path, folder: Path) -> None:
     """Write the adapter of a finished run in float16."""
+    folder.mkdir(exist_ok=True)
     tensors = load_file(run / WEIGHTS)
-    write_tensors(FOLDER / WEIGHTS, {name: tensor.half() for name, tensor in tensors.items()})
+    write_tensors(folder / WEIGHTS, {name: tensor.half() for name, tensor in tensors.items()})
     description = json.loads((run / ABOUT).read_text())
-    (FOLDER / ABOUT).write_text(json.dumps({**description, "base": "smollm2"}, indent=1) + "\n")
+    (folder / ABOUT).write_text(json.dumps({**description, "base": "smollm2"}, indent=1) + "\n")
 
 
 def copy_logs(run: Path, folder: Path) -> None:
@@ -92,22 +93,30 @@ def task_table(dense: Model, sparse: Model) -> str:
     return "\n".join(lines)
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    for name in RUNS:
-        copy_logs(run_folder(folder, name), LOGS / name)
-    frontier([LOGS / name for name in RUNS], LOGS)
-    *_, (last, settings) = RUNS.items()
-    pack(run_folder(folder, last))
-    dense = gatelens.load("smollm2")
-    sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
+def card(dense: Model, adapter: Path, settings: SparsifySettings) -> str:
+    """The numbers of a packed run on held-out texts and on tasks."""
+    sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), adapter), dense.tokenizer, dense.anatomy)
     judged = {}
     for length in (settings.length, SHORT):
         skip = settings.judge_sequences * settings.length // length  # evaluated during training
         texts = evaluate(sparse, list(HELD_OUT), dense, length=length, n_sequences=SEQUENCES, skip=skip)
         judged |= {f"{name}, {length} tokens": judgement for name, judgement in texts.items()}
-    card = write_card(dense, list(MIXTURE), settings, settings.steps, judged)
-    (FOLDER / "README.md").write_text(f"{card}\n{task_table(dense, sparse)}\n")
+    on_texts = write_card(dense, list(MIXTURE), settings, settings.steps, judged)
+    return f"{on_texts}\n{task_table(dense, sparse)}\n"
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    for name in RUNS:
+        copy_logs(run_folder(folder, name), LOGS / name)
+    frontier([LOGS / name for name in RUNS], LOGS)
+    dense = gatelens.load("smollm2")
+    names = list(RUNS)
+    for name in names[names.index(BUILT_IN) :]:
+        run = run_folder(folder, name)
+        adapter, numbers = (FOLDER, FOLDER) if name == BUILT_IN else (run / "packed", LOGS / name)
+        pack(run, adapter)
+        (numbers / "README.md").write_text(card(dense, adapter, RUNS[name]))
 
 
 if __name__ == "__main__":

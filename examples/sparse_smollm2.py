@@ -5,8 +5,8 @@ Run it from the top of the repository. If it is killed, the same command resumes
     nohup python examples/sparse_smollm2.py runs > sparse-smollm2.log 2>&1 &
 
 It first writes the text (`sparse_smollm2_text.py`). Then it trains three times, each time from the model before: to
-one open key per query and head, to half a key with half of the heads idle, and a little back, to recover answers. It
-does what
+one open key per query and head, to half a key with half of the heads idle, which is the built-in model, and a little
+back, to see how many answers recover. It does what
 
     gatelens sparsify smollm2 --text mixture.toml --steps ... --keys ... --bf16 --no-merge --out RUN
     gatelens sparsify smollm2 --text mixture.toml --start RUN --steps ... --keys ... --bf16 --no-merge --out NEXT
@@ -49,6 +49,9 @@ RECOVER = TO_HALF_KEY.replace(
 
 RUNS = {"to-one-key": TO_ONE_KEY, "to-half-key": TO_HALF_KEY, "recover": RECOVER}
 """The settings of each run, in the order in which they are made."""
+
+BUILT_IN = "to-half-key"
+"""The run whose result is the built-in model."""
 
 
 def run_folder(folder: Path, name: str) -> Path:

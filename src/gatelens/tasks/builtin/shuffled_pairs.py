@@ -1,8 +1,8 @@
 """Word pairs in context as a circuit task: which heads carry the relation that the examples show?
 
-The corrupt prompt has the same words, but the answers of its examples are shuffled, so that they show no relation. This
-is the causal mediation of function vectors (Todd et al., arXiv 2310.15213), which Nam et al., arXiv 2505.13737, compare
-head gating with. `word-pairs` has the same relations as a response task.
+The corrupt prompt has the same words, but the answers of its examples are shuffled, so that they show no relation. Such
+pairs of prompts are those of function vectors (Todd et al., arXiv 2310.15213), which Nam et al., arXiv 2505.13737,
+compare head gating with. `word-pairs` has the same relations as a response task.
 """
 
 from operator import attrgetter
