@@ -34,7 +34,7 @@ def main() -> None:
     print(f"{PROMPTS} prompts of {LENGTH} tokens, a budget of {BUDGET_GB} GB")
     for name in list(JOBS)[: 1 if quick() else None]:
         command = [sys.executable, "-m", "bench.memory", name]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         show(Measurement(f"{name}: peak without weights", float(output.split()[-1]) / BUDGET_GB, "budget", most=1.2))
 
 
@@ -70,12 +70,14 @@ def random_llama() -> Model:
 
 
 def random_task(n: int) -> CircuitTask:
-    """Prompts of random tokens; the corrupt prompt differs in one token."""
+    """Prompts of random tokens; the corrupt prompt differs in one token, which has a role."""
     tokens = torch.randint(10, VOCAB, (n, LENGTH), generator=torch.Generator().manual_seed(0))
     corrupt = tokens.clone()
     corrupt[:, 3] = 9
     pairs = [Pair(f"clean {i}", f"corrupt {i}", ("right",), ("wrong",)) for i in range(n)]
-    ids = [PairTokens(clean, other, [5], [6]) for clean, other in zip(tokens.tolist(), corrupt.tolist(), strict=True)]
+    roles = ["", "", "", "subject"] + [""] * (LENGTH - 4)
+    aligned = zip(tokens.tolist(), corrupt.tolist(), strict=True)
+    ids = [PairTokens(clean, other, [5], [6], roles) for clean, other in aligned]
     return from_tokens("random", 0, pairs, ids)
 
 

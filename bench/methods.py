@@ -1,6 +1,7 @@
 """The cost of methods besides EAP and EAP-IG of edges, in plain Hugging Face runs: ``python -m bench.methods``.
 
 F is a plain forward. FB is a forward and a backward to the activations, with frozen weights. Both compute all logits.
+The cost of ACDC is in `bench.search`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Pack the run of sparse_smollm2.py as the built-in model `sparse-smollm2`, and evaluate it.
+"""Pack the last run of sparse_smollm2.py as the built-in model `sparse-smollm2`, and evaluate it.
 
     python examples/pack_sparse_smollm2.py runs
 
-The adapter goes to src/gatelens/loading/builtin/sparse_smollm2 in float16, beside a model card, and the logs of the run
-go to results/sparse-smollm2 with the frontier: loss against open keys per query in the course of training. The numbers
-on the card are measured in float32 on the packed weights: on 64 sequences of each held-out text that were not looked at
-during training, at 256 and at 64 tokens, and on 256 prompts of each task with a seed that was not looked at either.
+The adapter goes to src/gatelens/loading/builtin/sparse_smollm2 in float16, beside a model card, and the logs of all
+runs go to results/sparse-smollm2 with the frontier: loss against open keys per query in the course of training. The
+numbers on the card are measured in float32 on the packed weights: on 64 sequences of each held-out text that were not
+looked at during training, at 256 and at 64 tokens, and on 256 prompts of each task with a seed that was not looked at
+either.
 """
 
 import copy
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from sparse_smollm2 import SETTINGS, first_run_folder, run_folder
+from sparse_smollm2 import RUNS, run_folder
 from sparse_smollm2_text import HELD_OUT, MIXTURE
 
 import gatelens
@@ -35,24 +36,21 @@ from gatelens.tasks.base import Bucket, CircuitTask
 
 FOLDER = ADAPTERS["sparse-smollm2"]
 LOGS = Path(__file__).parents[1] / "results" / "sparse-smollm2"
-TO_ONE_KEY = LOGS / "to-one-key"  # logs of the run that the last one starts from
 TASKS = ("greater-than", "ioi", "docstring", "ioi-long")
-PROMPTS, SEED = 256, 1
+PROMPTS, SEED = 256, 2
 SEQUENCES, SHORT = 64, 64
 
 
 def pack(run: Path) -> None:
-    """Write the adapter of a finished run in float16, and its logs."""
+    """Write the adapter of a finished run in float16."""
     tensors = load_file(run / WEIGHTS)
     write_tensors(FOLDER / WEIGHTS, {name: tensor.half() for name, tensor in tensors.items()})
     description = json.loads((run / ABOUT).read_text())
     (FOLDER / ABOUT).write_text(json.dumps({**description, "base": "smollm2"}, indent=1) + "\n")
-    copy_logs(run, LOGS)
-    frontier([TO_ONE_KEY, LOGS], LOGS)
 
 
 def copy_logs(run: Path, folder: Path) -> None:
-    """Copy the logs of a run, if it has any: the one that another run starts from may be an adapter alone."""
+    """Copy the logs of a run, if it has any: a run that another one starts from may be an adapter alone."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("log.csv", "judged.csv", "settings.json"):
         if (run / name).exists():
@@ -96,17 +94,19 @@ def task_table(dense: Model, sparse: Model) -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    run = run_folder(folder)
-    copy_logs(first_run_folder(folder), TO_ONE_KEY)
-    pack(run)
+    for name in RUNS:
+        copy_logs(run_folder(folder, name), LOGS / name)
+    frontier([LOGS / name for name in RUNS], LOGS)
+    *_, (last, settings) = RUNS.items()
+    pack(run_folder(folder, last))
     dense = gatelens.load("smollm2")
     sparse = Model("sparse-smollm2", apply_adapter(copy.deepcopy(dense.hf), FOLDER), dense.tokenizer, dense.anatomy)
     judged = {}
-    for length in (SETTINGS.length, SHORT):
-        skip = SETTINGS.judge_sequences * SETTINGS.length // length  # evaluated during training
+    for length in (settings.length, SHORT):
+        skip = settings.judge_sequences * settings.length // length  # evaluated during training
         texts = evaluate(sparse, list(HELD_OUT), dense, length=length, n_sequences=SEQUENCES, skip=skip)
         judged |= {f"{name}, {length} tokens": judgement for name, judgement in texts.items()}
-    card = write_card(dense, list(MIXTURE), SETTINGS, SETTINGS.steps, judged)
+    card = write_card(dense, list(MIXTURE), settings, settings.steps, judged)
     (FOLDER / "README.md").write_text(f"{card}\n{task_table(dense, sparse)}\n")
 
 

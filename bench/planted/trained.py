@@ -93,16 +93,17 @@ SELECTOR = Program(
 )
 
 
-def _names(n: int, generator: Generator) -> Tensor:
-    names = _distinct(n, 2, generator)
-    return torch.cat([names, names.gather(1, _digits(n, 1, generator, below=2))], 1)
+def _repeating(n: int, generator: Generator, length: int, first: int) -> Tensor:
+    """Distinct tokens, and after them a repetition of one of the first of them."""
+    tokens = _distinct(n, length, generator)
+    return torch.cat([tokens, tokens.gather(1, _digits(n, 1, generator, below=first))], 1)
 
 
 OTHER_NAME = Program(
     "other name",
     "of two names, the one that is not repeated",
     _END + 1,
-    _names,
+    partial(_repeating, length=2, first=2),
     [
         Node(["embed -> L0H3.q", "embed -> L0H3.k"], lambda q, k: _place_of(q[:, -1], k[:, :2])),
         Node(
@@ -127,16 +128,11 @@ TWO_HOPS = Program(
 )
 
 
-def _pattern(n: int, generator: Generator) -> Tensor:
-    tokens = _distinct(n, 4, generator)
-    return torch.cat([tokens, tokens.gather(1, _digits(n, 1, generator, below=3))], 1)
-
-
 INDUCTION = Program(
     "induction",
     "a b ... a is followed by b",
     _END + 1,
-    _pattern,
+    partial(_repeating, length=4, first=3),
     [
         Node(["embed -> L0H1.v"], lambda tokens: tokens.roll(1, 1)),
         Node(

@@ -240,13 +240,37 @@ def test_an_interruption_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.parametrize(
-    "command", ["circuit", "contrast", "effect", "evaluate", "gate", "relations", "sparsify", "study"]
+    "command", ["circuit", "contrast", "effect", "evaluate", "gate", "relations", "sparsify", "study", "tasks"]
 )
 def test_every_command_that_runs_a_model_for_long_has_a_quick_one(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, command, "--help") == 0
     assert "--quick" in capsys.readouterr().out
+
+
+def test_a_study_gets_its_option_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def read(file: Path, quick: bool) -> None:
+        asked.append(quick)
+        raise GatelensError("enough")
+
+    monkeypatch.setattr("gatelens.jobs.study.file.read_study", read)
+    assert run(monkeypatch, "study", "study.toml", "--quick") == 2
+    assert run(monkeypatch, "study", "study.toml") == 2
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "passes"), [(["induction", "--quick"], 16), (["induction", "--quick", "--n", "3"], 6), (["syntax"], 64)]
+)
+def test_trying_a_task_says_its_cost_first(
+    words: list[str], passes: int, trained_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A circuit task runs its clean and its corrupt prompts, a response task each prompt once."""
+    assert run(monkeypatch, "tasks", *words, "--model", str(trained_folder), "--no-check") == 0
+    assert capsys.readouterr().out.startswith(f"cost: about {passes} forward passes of one prompt, ")
 
 
 class TestCircuit:

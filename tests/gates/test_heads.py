@@ -393,7 +393,8 @@ class TestCapture:
     def test_streams_are_the_hidden_states(self, family: Model) -> None:
         run = capture(family, prompts(), logits_at="all")
         with torch.no_grad():
-            output = family.hf(prompts(), output_hidden_states=True, use_cache=False)
+            # A copy: transformers leaves hooks in a model that has returned its hidden states.
+            output = copy.deepcopy(family.hf)(prompts(), output_hidden_states=True, use_cache=False)
         for found, wanted in zip(run.streams, output.hidden_states[:-1], strict=True):
             assert torch.equal(found, wanted)
         assert torch.equal(run.logits, output.logits)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import LENGTH, prompts, sparse_model, tiny, wrap
+from families import CONFIGS, LENGTH, prompts, sparse_model, tiny, wrap
 from test_hooks import traces
 from torch import Tensor
 from toys import random_task
@@ -27,7 +27,9 @@ EDGES_OFF = ["M0", "L1H2", "embed -> L2H3.q", "L0H0 -> logits"]
 
 
 def close(model: Model, parts: Any, source: str, *, keep: bool = False) -> Any:
-    """The intervention with one of the sources: zero, the mean over a task, or another run."""
+    """The intervention with one of the sources: zero, the mean over a task, or another run ("patch": by `patch`)."""
+    if source == "patch":
+        return model.patch(parts, model.capture(OTHER))
     way = model.keep if keep else model.ablate
     if source == "mean":
         return way(parts, "mean", on=TASK)
@@ -39,7 +41,7 @@ def whole_text(model: Model, tokens: Tensor, parts: Any, source: str, *, keep: b
     is_edges, mask = gate_mask(model, parts)
     level: Any = EDGES if is_edges else HEADS
     gates = (mask if keep else ~mask).float()
-    kind = "corrupt" if source == "run" else source
+    kind = "corrupt" if source in ("run", "patch") else source
     corrupt = OTHER[:, : tokens.shape[1]].expand(len(tokens), -1)
     closed = level.closed(model, corrupt, kind, lambda: level.mean(model, [b.corrupt for b in TASK.buckets]))
     return level.run(model, tokens, gates[None], closed, context=Context())[0]
@@ -65,21 +67,23 @@ def check(model: Model, parts: Any, source: str, *, keep: bool = False) -> None:
     assert traces(model.hf) == before
 
 
-@pytest.mark.parametrize("source", ["zero", "mean", "run"])
+@pytest.mark.parametrize("source", ["zero", "mean", "run", "patch"])
 @pytest.mark.parametrize("parts", [HEADS_OFF, EDGES_OFF], ids=["heads", "edges"])
 def test_generation_with_a_cache_equals_runs_of_the_whole_text(family: Model, parts: Any, source: str) -> None:
     check(family, parts, source)
 
 
 @pytest.mark.parametrize("parts", [HEADS_OFF, EDGES_OFF], ids=["heads", "edges"])
-@pytest.mark.parametrize("source", ["zero", "run"])
-def test_sparse_models(parts: Any, source: str) -> None:
-    check(sparse_model("llama")[0], parts, source)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sparse_models(name: str, parts: Any) -> None:
+    model, _ = sparse_model(name)
+    check(model, parts, "patch")
+    check(model, parts, "mean", keep=True)
 
 
 @pytest.mark.parametrize("parts", [HEADS_OFF, EDGES_OFF], ids=["heads", "edges"])
-def test_keep_closes_everything_else(parts: Any) -> None:
-    check(tiny("qwen3"), parts, "mean", keep=True)
+def test_keep_closes_everything_else(family: Model, parts: Any) -> None:
+    check(family, parts, "mean", keep=True)
 
 
 def test_zero_is_a_head_without_output_weights() -> None:

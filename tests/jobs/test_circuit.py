@@ -14,6 +14,7 @@ import pytest
 import torch
 from commands import kill
 from families import wrap
+from pieces import finish_in_pieces
 from safetensors.torch import load_file
 
 import gatelens
@@ -24,7 +25,6 @@ from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.describe import best_heads
 from gatelens.measures.exchange import read_graph
 from gatelens.model.graph import Graph
-from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import make_sparse
 
 SMALL = CircuitSettings(n=6, points=9, random_points=3, sample=18, steps=2, refine=0, allow_noise=True)
@@ -129,6 +129,9 @@ class TestResult:
         assert beside.dense == run.heads
         with pytest.raises(GatelensError, match="is one of ioi, not of induction: give another run"):
             find("other", dense=replace(run, task="ioi"))
+        with pytest.raises(GatelensError, match="give a run of the dense model that the sparse one was made from"):
+            find("other", dense=replace(run, graph=replace(Graph.of(trained.anatomy), n_layers=99)))
+        assert not (tmp_path / "other").exists()  # the mistake is found before any work
 
     def test_what_is_saved(self, trained: Model, tmp_path: Path) -> None:
         result = find_circuit(trained, "induction", small(level="edges", seeds=2), out=tmp_path, options=OPTIONS)
@@ -192,28 +195,16 @@ class TestInterrupted:
     """Stopped anywhere and started again, a run ends with the same numbers, and no finished piece is done again."""
 
     @pytest.mark.parametrize("level", ["heads", "edges", "attention"])
-    def test_after_every_piece(
-        self, level: str, trained: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_after_every_piece(self, level: str, trained: Model, tmp_path: Path) -> None:
         """Each start is broken off at its first new piece, until none is left."""
         # Tiny memory makes many pieces.
         refine = 0.05 if level == "heads" else 0.0  # the others would take long
         settings = small(level=level, method="eap", n=3, points=4, sample=4, memory_gb=1e-4, refine=refine)
         find_circuit(trained, "induction", settings, out=tmp_path / "at once", options=OPTIONS)
-        keep, written = Journal.keep, []
-
-        def keep_and_stop(self: Any, name: str, value: Any) -> None:
-            keep(self, name, value)
-            written.append(f"{self.folder}/{self.prefix}{name}")
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Journal, "keep", keep_and_stop)
-        for _ in range(300):
-            try:
-                find_circuit(trained, "induction", settings, out=tmp_path / "in pieces", options=OPTIONS)
-                break
-            except KeyboardInterrupt:
-                pass
+        _, written = finish_in_pieces(
+            lambda: find_circuit(trained, "induction", settings, out=tmp_path / "in pieces", options=OPTIONS),
+            starts=300,
+        )
         assert len(written) == len(set(written)) > 10
         assert files(tmp_path / "at once") == files(tmp_path / "in pieces")
 

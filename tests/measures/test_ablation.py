@@ -286,6 +286,15 @@ def test_patching_marks_only_heads_that_it_measured_and_that_help(roles: HeadRol
     assert comparison.others == pytest.approx((means[0, 2] + means[0, 3] + means[1, 2] + means[1, 3]).item() / 4)
 
 
+def test_a_head_has_the_mean_of_the_scores_that_measured_it(roles: HeadRoles) -> None:
+    scores = torch.tensor([[4.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0] * 4, [9.0, 8.0, 0.0, 1.0]])
+    first = torch.tensor([[True, True, True, False], [False] * 4])
+    samples = [HeadScores(own, "patching (noising)", seen) for own, seen in zip(scores, (first, ~first), strict=True)]
+    comparison = compare_with_patching(roles, samples, k=3)
+    assert comparison.marked == (Head(1, 0), Head(1, 1), Head(0, 0))
+    assert comparison.n_heads == 8
+
+
 def test_a_comparison_needs_heads_on_both_sides(roles: HeadRoles) -> None:
     with pytest.raises(GatelensError, match="1 of 8 heads are marked"):
         compare_with_patching(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import tiny
+from pieces import finish_in_pieces
 from torch import Tensor
 from toys import PLANTED, plain_run, planted, planted_task, random_task
 
 from gatelens import CircuitSettings, attribute, attribute_edges, explained_effect, find_circuit, load_circuit
 from gatelens.gates import EDGES, LEVELS
+from gatelens.gates.shared_level import ScoreTensors
 from gatelens.measures import circuit_tests
 from gatelens.measures.circuit_tests import check_circuit
 from gatelens.measures.hypotheses import equivalence, independence
@@ -21,7 +23,6 @@ from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
-from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import CircuitTask
 
 
@@ -83,7 +84,7 @@ class TestPlanted:
         for _ in range(10):
             for edge in graph.random_path(generator):
                 values[edge] = values[edge].clamp(min=1)
-        scores = EDGES.make_scores(graph, values, "by hand")
+        scores = EDGES.make_scores(graph, "by hand", ScoreTensors(values))
         circuits, k = Circuits.of(model, task, scores), int((values > 0).sum())
         tests = check_circuit(circuits, scores, k, explained_effect(model, task, scores).everything[0])
         assert tests.gates == len(tests.dropped) == k
@@ -144,25 +145,13 @@ def test_are_saved_with_the_circuit(level: str, tmp_path: Path) -> None:
     assert settings.replace(tests=False).identity() == {k: v for k, v in settings.identity().items() if k != "tests"}
 
 
-def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes(tmp_path: Path) -> None:
     """Stopped at each piece in turn, every piece is computed once, and the numbers are the same."""
     model, task = tiny("llama"), random_task(n=3, lengths=(4,))
     scores = attribute(LEVELS["heads"], model, task)
     circuits, everything = Circuits.of(model, task, scores), torch.ones(3)
-    expected = check_circuit(circuits, scores, 4, everything)
-    keep, written = Journal.keep, []
-
-    def keep_and_stop(self: Journal, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        keep(self, name, tensors)
-        written.append(f"{self.prefix}{name}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Journal, "keep", keep_and_stop)
-    for _ in range(40):
-        try:
-            found = check_circuit(circuits, scores, 4, everything, context=Context.in_folder(tmp_path))
-            break
-        except KeyboardInterrupt:
-            pass
-    assert found == expected
+    found, written = finish_in_pieces(
+        lambda: check_circuit(circuits, scores, 4, everything, context=Context.in_folder(tmp_path)), starts=40
+    )
+    assert found == check_circuit(circuits, scores, 4, everything)
     assert len(written) == len(set(written)) == 2 + 2 * 4  # the circuit, its gates, and 30 additions in rows of 8

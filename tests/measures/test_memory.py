@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from families import VOCAB, tiny
+from families import VOCAB, prompts, tiny
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gatelens
 from gatelens import GatelensError
@@ -26,7 +28,10 @@ from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute
 from gatelens.model import Model
 from gatelens.runtime.context import Context
+from gatelens.tasks._metrics import Difference
+from gatelens.tasks.base import from_tokens
 from gatelens.tasks.preview import BATCH_SIZE, preview
+from gatelens.tasks.tokens import Pair, PairTokens
 
 N = 64
 
@@ -41,6 +46,25 @@ class Largest(TorchDispatchMode):
         made = result if isinstance(result, (tuple, list)) else (result,)
         sizes = [tensor.untyped_storage().nbytes() // 4 for tensor in made if isinstance(tensor, torch.Tensor)]
         self.numbers = max(self.numbers, *sizes, 0)
+        return result
+
+
+class Held(TorchDispatchMode):
+    """Counts the numbers of all tensors that were made here and are alive, after each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        given = {x.untyped_storage()._cdata for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)}
+        result = function(*arguments, **(options or {}))
+        self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in given:
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes() // 4
+        self.most = max(self.most, sum(numbers for _, numbers in self._alive.values()))
         return result
 
 
@@ -101,6 +125,25 @@ def test_circuits_hold_the_logits_of_as_many_rows_as_fit(name: str, model: Model
     weights = max(weight.numel() for weight in model.hf.parameters())
     assert largest.numbers <= max(weights, budget * 1e9 / 4)
     torch.testing.assert_close(cut, torch.cat([wide.metric(i, ks) for i in range(len(wide.batches))], 1))
+
+
+@pytest.mark.parametrize("difference", ["logit", "probability"])
+@pytest.mark.parametrize("name", LEVELS)
+def test_a_batch_with_gradients_takes_what_is_estimated(name: str, difference: Difference) -> None:
+    """With a vocabulary that is as large beside the layers as that of a real model: 12 prompts against 4."""
+    model, length = tiny("llama", vocab_size=20_000), 8
+    tokens = prompts(rows=24, length=length).tolist()
+    pairs = [Pair("clean", "corrupt", ("right",), ("wrong",)) for _ in range(12)]
+    ids = [PairTokens(tokens[i], tokens[i + 12], [5], [6, 7], ["verb"] * length) for i in range(12)]
+    level = LEVELS[name].on(from_tokens("random", 0, pairs, ids))
+    most: dict[int, int] = {}
+    for n in (4, 12):
+        task = from_tokens("random", 0, pairs[:n], ids[:n], difference)
+        with Held() as held:
+            attribute(LEVELS[name], model, task)
+        most[n] = held.most
+    one = (most[12] - most[4]) / 8
+    assert 0.4 * level.attribute_numbers(model, length) < one < 1.2 * level.attribute_numbers(model, length)
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from families import tiny
+from pieces import finish_in_pieces
 from toys import planted, planted_task, random_task
 
 from gatelens import CircuitSettings, attribute, find_circuit, load_circuit
@@ -19,7 +19,6 @@ from gatelens.measures.stability import Stability, StabilityLine, measure_stabil
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import overlap
 from gatelens.runtime.context import Context
-from gatelens.runtime.journal import Journal
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import halves
 
@@ -38,7 +37,7 @@ def metric(model: object, task: CircuitTask, scores: Scores, ks: list[int]) -> t
     return found
 
 
-def run(level: str, task: CircuitTask, k: int, splits: int) -> Stability:
+def run(level: str, task: CircuitTask, k: int, splits: int, context: Context | None = None) -> Stability:
     model = tiny("llama")
 
     def score(side: CircuitTask, context: Context) -> Scores:
@@ -47,7 +46,7 @@ def run(level: str, task: CircuitTask, k: int, splits: int) -> Stability:
     def ranked(side: CircuitTask, scores: Scores, context: Context) -> Circuits:
         return Circuits.of(model, side, scores, context=context)
 
-    return measure_stability(task, k, splits, score, ranked)
+    return measure_stability(task, k, splits, score, ranked, context=context)
 
 
 def test_transferred_effects_are_those_of_single_circuits() -> None:
@@ -86,32 +85,11 @@ def test_equal_rankings_overlap_and_transfer_fully() -> None:
         assert line.transferred_low <= line.transferred <= line.transferred_high
 
 
-def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes(tmp_path: Path) -> None:
     """Stopped at each piece in turn, every piece is computed once, and the numbers are the same."""
-    model, task = tiny("llama"), random_task(n=4, lengths=(4,))
-    expected = run("heads", task, 3, 1)
-    keep, written = Journal.keep, []
-
-    def keep_and_stop(self: Journal, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        keep(self, name, tensors)
-        written.append(f"{self.prefix}{name}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Journal, "keep", keep_and_stop)
-    for _ in range(40):
-        try:
-            found = measure_stability(
-                task,
-                3,
-                1,
-                lambda side, context: attribute(LEVELS["heads"], model, side, context=context),
-                lambda side, scores, context: Circuits.of(model, side, scores, context=context),
-                context=Context.in_folder(tmp_path),
-            )
-            break
-        except KeyboardInterrupt:
-            pass
-    assert found == expected
+    task = random_task(n=4, lengths=(4,))
+    found, written = finish_in_pieces(lambda: run("heads", task, 3, 1, Context.in_folder(tmp_path)), starts=40)
+    assert found == run("heads", task, 3, 1)
     assert len(written) == len(set(written)) >= 4
 
 

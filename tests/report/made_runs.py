@@ -21,6 +21,8 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.files import write_json, write_tensors
 from gatelens.runtime.versions import versions
 
+ROLES = ("S1 & more", "IO", "END")
+SEES = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
 SMALL = Graph(n_layers=3, n_heads=4, n_kv_heads=2)
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 TOKENS = ["Once", " <script>window.hacked = 1</script>", " the", "\n", " <b>cat</b>", " &amp; sat"]
@@ -57,15 +59,18 @@ def circuit_run(
 ) -> Path:
     """Write a circuit run with a table of the described heads; returns its folder."""
     generator = torch.Generator().manual_seed(seed)
-    shape = graph.edges.shape if level == "edges" else (graph.n_layers, graph.n_heads)
+    gates = gates_of(level, graph)
     if scores is None:
-        scores = torch.randn(shape, generator=generator) * (graph.edges if level == "edges" else 1)
+        scores = torch.randn(gates.shape, generator=generator) * gates
     settings = CircuitSettings(level=level, n=3, method="eap")  # type: ignore[arg-type]
-    total = graph.n_edges if level == "edges" else graph.n_layers * graph.n_heads
+    total = int(gates.sum())
     folder.mkdir(parents=True)
     _asked(folder, "circuit", model, task, settings.model_dump(mode="json"))
     save_curve(curve(level, total, needed), folder)
-    write_tensors(folder / "scores.safetensors", {"seed-0.scores": scores})
+    tensors = {"scores": scores}
+    if level == "edges-by-role":
+        tensors |= {"roles": torch.tensor(list("\n".join(ROLES).encode()), dtype=torch.uint8), "sees": SEES}
+    write_tensors(folder / "scores.safetensors", {f"seed-0.{name}": tensor for name, tensor in tensors.items()})
     _example(folder, graph, tokens, sparse, generator)
     if described:
         lines = tuple(_line(name, 1.0 - 0.25 * i, tokens) for i, name in enumerate(described))
@@ -84,6 +89,17 @@ def circuit_run(
     }
     write_json(folder / "result.json", result)
     return folder
+
+
+def gates_of(level: str, graph: Graph = SMALL) -> Tensor:
+    """Where there is a gate, in the shape of the scores."""
+    if level == "heads":
+        return torch.ones(graph.n_layers, graph.n_heads, dtype=torch.bool)
+    if level == "edges":
+        return graph.edges
+    gates = graph.edges.repeat(len(ROLES), 1, 1)
+    gates[:-1, :, graph.logits] = False  # the logits are read at the last role only
+    return gates
 
 
 def gate_run(folder: Path, *, model: str = "small", task: str = "syntax") -> Path:

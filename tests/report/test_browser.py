@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import HOSTILE, SMALL, TOKENS, circuit_run, gate_run
+from made_runs import HOSTILE, ROLES, SEES, SMALL, TOKENS, circuit_run, gate_run, gates_of
 
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import CircuitRun, RolesRun
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(
     reason="no chromium and chromedriver here: `make browser` installs them where apt-get can be used as root",
 )
 
+BY_ROLE = "by-role"  # the task of a circuit of edges by role
 HEADS = ("L1H2", "L0H3", "L2H1")
 
 
@@ -107,6 +108,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     circuit_run(folder / "sparse", model="sparse-small", sparse=True, seed=1, described=("L0H3", "L1H0"))
     circuit_run(folder / "heads", model="small", level="heads")
     circuit_run(folder / "hostile", model=HOSTILE, task=HOSTILE, seed=2, described=HEADS)
+    circuit_run(folder / "tokens", model="small", task=BY_ROLE, level="edges-by-role", seed=3)
+    circuit_run(folder / "untold", model="small", task=BY_ROLE, seed=4)
     gate_run(folder / "gate")
     return folder
 
@@ -210,6 +213,63 @@ def test_the_slider_draws_circuits_whose_size_is_what_it_says(fresh: Page, runs:
 
 def _ends(edge: tuple[int, int]) -> tuple[str, str]:
     return SMALL.source_names[edge[0]], SMALL.destination_names[edge[1]].partition(".")[0]
+
+
+def test_edges_by_role_stand_in_the_columns_of_their_roles(fresh: Page, runs: Path) -> None:
+    """The slider draws exactly the edges of the ranking that are on a path, each at its role."""
+    run, graph = circuit(runs, "tokens"), SMALL
+    edges, circuits = growth(graph, run.ranked_gates(), sees=SEES)
+    fresh.run("window.gatelens.select({task: arguments[0], edges: 30})", BY_ROLE)
+    assert fresh.texts("#graph-method option") == ["edges by role, eap", "edges, eap"]
+    slider = fresh.find("#graph-sides .side:first-child input")
+    for key in (Keys.HOME, Keys.ARROW_RIGHT, Keys.END):
+        slider.send_keys(key)
+        size, k = circuits[int(slider.get_attribute("value"))]
+        kept = torch.zeros(len(ROLES), *graph.edges.shape, dtype=torch.bool)
+        kept[tuple(torch.tensor(run.ranked_gates()[:k]).T)] = True
+        on_paths = graph.on_a_path(kept[None], SEES)[0].nonzero().tolist()
+        assert sorted(map(tuple, on_paths)) == sorted(edges[:size])
+        [status] = fresh.texts("#graph-sides .status")
+        ends = {end for _, *edge in edges[:size] for end in _ends((edge[0], edge[1]))}
+        words = (
+            f"{size} edge{'s' * (size != 1)} by role between {len(ends)} components, from the first {k} of the ranking"
+        )
+        assert status.startswith(f"{words} ({int(gates_of('edges-by-role').sum())} in all)")
+        assert fresh.drawn(0) == ends
+        drawn = sorted(text.rpartition(": ")[0] for text in fresh.texts("#graph-sides .edge title"))
+        assert drawn == sorted(
+            f"{graph.source_names[i]} → {graph.destination_names[j]} at {ROLES[role]}" for role, i, j in edges[:size]
+        )
+    # Every component stands inside the column of its role, and none covers another one.
+    boxes = fresh.run(
+        """const all = (selector) => [...document.querySelectorAll(`#graph-sides ${selector}`)];
+           const lines = all('line.column').map((line) => line.getBoundingClientRect().x);
+           const roles = all('text.role title').map((title) => title.textContent);
+           return all('.node').map((node) => {
+             const {x, y, width, height} = node.querySelector('rect').getBoundingClientRect();
+             const at = lines.findLastIndex((line) => line <= x), end = lines[at + 1] ?? 1e9;
+             return [node.querySelector('title').textContent, roles[at], x, y, width, height, end];
+           })"""
+    )
+    assert {role for _, role, *_ in boxes} == set(ROLES)
+    for i, (name, role, x, y, width, height, end) in enumerate(boxes):
+        assert name.endswith(f" at {role}")
+        assert x + width <= end
+        assert not any(abs(x - left) < width and abs(y - top) < height for _, _, left, top, *_ in boxes[:i])
+    assert fresh.driver.get_log("browser") == []
+
+
+def test_circuits_of_a_task_with_and_without_roles(fresh: Page) -> None:
+    fresh.run("window.gatelens.select({task: arguments[0], edges: 1000})", BY_ROLE)
+    fresh.pick("graph-method", "edges, eap")
+    assert fresh.find("#graph-sides .slider output").text == f"{SMALL.n_edges} edges"
+    assert fresh.texts("#graph-sides text.role") == []
+    fresh.pick("graph-method", "edges by role, eap")
+    fresh.run("window.gatelens.select({head: 'L1H2', edges: 1000})")
+    assert len(fresh.texts("#graph-sides .node.selected")) == len(ROLES)
+    inputs = fresh.texts("#graph-sides .tables > div:first-child tr td:first-child")
+    assert "L1KV1 at IO" in inputs
+    assert len(inputs) == len(set(inputs))
 
 
 def test_the_graph_points_upwards_and_components_do_not_overlap(fresh: Page) -> None:

@@ -220,6 +220,19 @@ class TestViews:
             there = graph.on_a_path(kept[None])[0]
             assert [0 < join <= k for join in joined] == [bool(there[i, j]) for i, j in ranked]
 
+    @pytest.mark.parametrize("graph", [Graph(2, 4, 2), Graph(2, 2, 2, parallel=True), Graph(2, 4, 2, coupled=True)])
+    def test_an_edge_by_role_joins_when_it_comes_onto_a_path(self, graph: Graph) -> None:
+        sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
+        edges = graph.edges.expand(3, -1, -1).nonzero()
+        order = torch.randperm(len(edges), generator=torch.Generator().manual_seed(3))
+        ranked = [tuple(edge) for edge in edges[order].tolist()]
+        joined = joins(graph, ranked, sees)
+        for k in range(1, len(ranked) + 1, 5):
+            kept = torch.zeros(3, *graph.edges.shape, dtype=torch.bool)
+            kept[tuple(torch.tensor(ranked[:k]).T)] = True
+            there = graph.on_a_path(kept[None], sees)[0]
+            assert [0 < join <= k for join in joined] == [bool(there[edge]) for edge in ranked]
+
     def test_edges_that_never_join_say_0(self) -> None:
         ranked = [SMALL.edge("embed -> L0H0.q"), SMALL.edge("M1 -> logits")]
         assert joins(SMALL, ranked) == [0, 0]

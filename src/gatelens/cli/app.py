@@ -126,7 +126,8 @@ def _expand(function: Callable[..., None], settings: str | None) -> Callable[...
         classes["settings"] = getattr(import_module(module), name)
 
     def run(called: typer.Context, **values: Any) -> None:
-        preset = _chosen_preset(values)
+        # A command without settings may have an option --quick of its own, which it gets as it is.
+        preset = _chosen_preset(values) if any(cls.presets for cls in classes.values()) else None
         for name, cls in classes.items():
             own = {field.name: values.pop(field.name) for field in setting_fields(cls)}
             if preset is not None and cls.presets:

@@ -95,7 +95,8 @@ def inspect_model(
 def tasks(
     task: Annotated[str | None, typer.Argument(help="the task to try; needs --model", metavar="TASK")] = None,
     model: Annotated[str | None, typer.Option(help="try the task on this model")] = None,
-    n: Annotated[int, typer.Option(help="number of prompts")] = 64,
+    n: Annotated[int | None, typer.Option(help="number of prompts; default 64")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="8 prompts, unless --n is given")] = False,
     seed: Annotated[int, typer.Option(help="task seed")] = 0,
     option: TaskOption = None,
     skip_bad: SkipBad = False,
@@ -115,8 +116,12 @@ def tasks(
         return
     if task is None or model is None:
         raise GatelensError("to try a task, give a TASK and a --model: `gatelens tasks ioi --model smollm2`.")
+    from gatelens.jobs.evaluation import preview_cost
+
     options = task_options(option, skip_bad)
-    check_task(task, n, options)
+    n_prompts = (8 if quick else 64) if n is None else n
+    check_task(task, n_prompts, options)
     loaded = load(model)
-    prompts = make_task(task, loaded, n=n, seed=seed, **options)
+    prompts = make_task(task, loaded, n=n_prompts, seed=seed, **options)
+    console.print(f"cost: {preview_cost(loaded, prompts)}", soft_wrap=True)
     console.print(render(preview(loaded, prompts)))

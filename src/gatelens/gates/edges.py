@@ -21,7 +21,7 @@ from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost, Source, top_masks
 from gatelens.gates.optimal import fit_edge_constants
 from gatelens.gates.runs import gradient_numbers
-from gatelens.gates.shared_level import S, SharedLevel, SharedScores
+from gatelens.gates.shared_level import S, ScoreTensors, SharedLevel, SharedScores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -215,16 +215,8 @@ class Edges(ComponentEdges[EdgeScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> EdgeAttribution:
         return EdgeAttribution(model, batch, metric)
 
-    def make_scores(
-        self,
-        graph: Graph,
-        scores: Tensor,
-        method: str,
-        measured: Tensor | None = None,
-        magnitudes: Tensor | None = None,
-        errors: Tensor | None = None,
-    ) -> EdgeScores:
-        return EdgeScores(scores, graph, method, measured, magnitudes, errors)
+    def make_scores(self, graph: Graph, method: str, tensors: ScoreTensors) -> EdgeScores:
+        return EdgeScores(tensors.scores, graph, method, *tensors[1:])
 
     def learned_numbers(self, model: Model, length: int) -> int:
         return learned_edge_numbers(model, length)

@@ -19,7 +19,7 @@ from gatelens.gates.head_runs import HeadSource, run_heads
 from gatelens.gates.level import Cost, Source, fine_grid
 from gatelens.gates.optimal import fit_head_constants
 from gatelens.gates.runs import Run, capture, gradient_numbers, numbers_per_token
-from gatelens.gates.shared_level import SharedLevel, SharedScores
+from gatelens.gates.shared_level import ScoreTensors, SharedLevel, SharedScores
 from gatelens.model import Model
 from gatelens.model.components import Head
 from gatelens.model.graph import Graph
@@ -136,16 +136,8 @@ class Heads(SharedLevel[HeadScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> HeadAttribution:
         return HeadAttribution(model, batch, metric)
 
-    def make_scores(
-        self,
-        graph: Graph,
-        scores: Tensor,
-        method: str,
-        measured: Tensor | None = None,
-        magnitudes: Tensor | None = None,
-        errors: Tensor | None = None,
-    ) -> HeadScores:
-        return HeadScores(scores, method, measured, magnitudes, errors)
+    def make_scores(self, graph: Graph, method: str, tensors: ScoreTensors) -> HeadScores:
+        return HeadScores(tensors.scores, method, *tensors[1:])
 
     def row_numbers(self, model: Model, length: int) -> int:
         return length * numbers_per_token(model)
@@ -157,7 +149,8 @@ class Heads(SharedLevel[HeadScores]):
         return 3 * self.row_numbers(model, length)
 
     def attribute_numbers(self, model: Model, length: int) -> int:
-        return gradient_numbers(model, length)
+        z = length * model.n_layers * model.n_heads * model.anatomy.head_dim
+        return gradient_numbers(model, length) + 3 * z  # of the clean and the corrupt run, and their difference
 
     def rows_at_once(self, model: Model) -> int:
         """The heads of one layer. Larger batches do not fit into the processor's cache and are not faster."""

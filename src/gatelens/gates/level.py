@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -29,9 +29,6 @@ from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask
-
-if TYPE_CHECKING:
-    pass
 
 Source = Literal["corrupt", "mean", "zero", "optimal"]
 """What a closed gate reads: the corrupt run, the mean over corrupt prompts, zero, or a constant that is fitted so that

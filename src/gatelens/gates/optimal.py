@@ -6,8 +6,8 @@ constant, its output z; on the component graph each source has one, which all it
 arXiv 2409.09951, fit the constants of one ablation, or together with one circuit. Here one set of constants serves all
 circuits of a curve, so it is fitted on random circuits of all sizes. That is our choice.)
 
-The fit starts from the means. Adam moves the constants in units of the standard deviation of each head's or source's
-output, with a learning rate that falls linearly to 0. A killed fit resumes.
+The fit starts from the means. Adam moves the constants in units of the root-mean-square distance of each head's or
+source's output from its mean, with a learning rate that falls linearly to 0. A killed fit resumes.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Fit(ABC):
         return self.start + self.scale[..., None] * shifts
 
     def _deviations(self) -> Tensor:
-        """The standard deviation of each output, over clean prompts, positions and numbers."""
+        """The root-mean-square distance of each output from its start, over clean prompts, positions and numbers."""
         total = sum(widen(self.squares(number)).cpu() for number in range(len(self.parts)))
         return (torch.as_tensor(total) / sum(part.clean.numel() for part in self.parts)).sqrt()
 

@@ -22,7 +22,7 @@ from gatelens.gates.gate_roles import GateRoles
 from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost
 from gatelens.gates.role_edge_runs import RoleEdgeAttribution, run_role_edges
-from gatelens.gates.shared_level import SharedScores
+from gatelens.gates.shared_level import ScoreTensors, SharedScores
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -100,7 +100,8 @@ class RoleEdges(ComponentEdges[RoleEdgeScores]):
     """
 
     name, noun = "edges-by-role", "edges by role"
-    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2)
+    # `learned` is the cost of fitting optimal constants, which are those of edges without roles.
+    cost = Cost(captures=2, patch=1.0, circuit=1.75, paths=2, learned=5.0)
 
     def __init__(self, roles: GateRoles | None = None) -> None:
         self._roles = roles
@@ -161,16 +162,8 @@ class RoleEdges(ComponentEdges[RoleEdgeScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> RoleEdgeAttribution:
         return RoleEdgeAttribution(model, batch, metric, self.roles.of_positions(batch.clean), len(self.roles.names))
 
-    def make_scores(
-        self,
-        graph: Graph,
-        scores: Tensor,
-        method: str,
-        measured: Tensor | None = None,
-        magnitudes: Tensor | None = None,
-        errors: Tensor | None = None,
-    ) -> RoleEdgeScores:
-        return RoleEdgeScores(scores, graph, method, self.roles, measured, magnitudes, errors)
+    def make_scores(self, graph: Graph, method: str, tensors: ScoreTensors) -> RoleEdgeScores:
+        return RoleEdgeScores(tensors.scores, graph, method, self.roles, *tensors[1:])
 
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> RoleEdgeScores:
         names = bytes(tensors["roles"].tolist()).decode().split("\n")

@@ -202,8 +202,11 @@ def numbers_per_token(model: Model) -> int:
 
 
 def gradient_numbers(model: Model, length: int) -> int:
-    """Peak memory of a forward-backward pass for one prompt, in numbers: all layers, and their attention weights."""
-    activations = length * model.n_layers * numbers_per_token(model) + 2 * int(model.hf.config.vocab_size)
+    """Peak memory of a forward-backward pass for one prompt, in numbers: all layers, and their attention weights.
+
+    Beside the logits there are their gradients from the right and from the wrong answers, and the sum of both.
+    """
+    activations = length * model.n_layers * numbers_per_token(model) + 4 * int(model.hf.config.vocab_size)
     return activations + _attention_weights(model, length)
 
 

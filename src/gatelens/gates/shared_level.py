@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,13 +18,30 @@ from gatelens.model.graph import Graph
 from gatelens.tasks.base import CircuitTask
 
 
-class SharedScores(Scores):
-    """Scores of gates that all prompts share, so that there is one gate set."""
+class ScoreTensors(NamedTuple):
+    """What is known of the gates of a level. All tensors have the shape of the gates.
 
-    scores: Tensor  # one number for each gate, mean over prompts
-    measured: Tensor | None  # where a gate was scored; None: all gates were
-    magnitudes: Tensor | None  # the absolute score of each gate, mean over prompts; None: not known
-    errors: Tensor | None  # the standard error of each score, over prompts; None: not known
+    Arguments:
+        scores: one number for each gate, mean over prompts.
+        measured: where a gate was scored; None: all gates were.
+        magnitudes: the absolute score of each gate, mean over prompts; None: not known.
+        errors: the standard error of each score, over prompts; None: not known.
+    """
+
+    scores: Tensor
+    measured: Tensor | None = None
+    magnitudes: Tensor | None = None
+    errors: Tensor | None = None
+
+
+class SharedScores(Scores):
+    """Scores of gates that all prompts share, so that there is one gate set. A subclass has these tensors as fields
+    (`ScoreTensors`)."""
+
+    scores: Tensor
+    measured: Tensor | None
+    magnitudes: Tensor | None
+    errors: Tensor | None
 
     @property
     def is_sample(self) -> bool:
@@ -39,8 +56,7 @@ class SharedScores(Scores):
         return [GateSet(self.scores, exists, self.magnitudes, self.errors)]
 
     def tensors(self) -> dict[str, Tensor]:
-        names = ("scores", "measured", "magnitudes", "errors")
-        named = {name: getattr(self, name) for name in names}
+        named = {name: getattr(self, name) for name in ScoreTensors._fields}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def membership(self, k: int, orders: Sequence[Int[Tensor, " _gate"]]) -> Float[Tensor, " gate"]:
@@ -60,27 +76,14 @@ class SharedLevel(Level[S]):
     shared = True
 
     @abstractmethod
-    def make_scores(
-        self,
-        graph: Graph,
-        scores: Tensor,
-        method: str,
-        measured: Tensor | None = None,
-        magnitudes: Tensor | None = None,
-        errors: Tensor | None = None,
-    ) -> S:
-        """The scores of this level, mean over prompts. All tensors have the shape of the gates.
-
-        Arguments:
-            measured: where a gate was scored; None: all gates were.
-            magnitudes: the absolute scores, mean over prompts; None: not known.
-            errors: the standard errors of the scores, over prompts; None: not known.
-        """
+    def make_scores(self, graph: Graph, method: str, tensors: ScoreTensors) -> S:
+        """The scores of this level, from tensors that have the shape of its gates."""
 
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
         scores, magnitudes, squares = torch.stack(list(pieces)).sum(0) / len(task)
         errors = standard_errors(scores, squares, len(task))
-        return self.make_scores(Graph.of(model.anatomy), scores, method, magnitudes=magnitudes, errors=errors)
+        tensors = ScoreTensors(scores, magnitudes=magnitudes, errors=errors)
+        return self.make_scores(Graph.of(model.anatomy), method, tensors)
 
     def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> S:
         scores, magnitudes, measured = (
@@ -88,8 +91,8 @@ class SharedLevel(Level[S]):
         )
         where = measured if gates.is_sample else None
         errors = None if gates.errors[0] is None else gates.errors[0].view_as(scores)
-        return self.make_scores(Graph.of(model.anatomy), scores, gates.method, where, magnitudes, errors)
+        return self.make_scores(Graph.of(model.anatomy), gates.method, ScoreTensors(scores, where, magnitudes, errors))
 
     def read_scores(self, tensors: Mapping[str, Tensor], graph: Graph, method: str) -> S:
-        others = (tensors.get(name) for name in ("measured", "magnitudes", "errors"))
-        return self.make_scores(graph, tensors["scores"], method, *others)
+        others = (tensors.get(name) for name in ScoreTensors._fields[1:])
+        return self.make_scores(graph, method, ScoreTensors(tensors["scores"], *others))

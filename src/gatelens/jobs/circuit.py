@@ -12,7 +12,7 @@ from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
 from gatelens.gates.scores import Scores
 from gatelens.jobs._task import task_of
-from gatelens.jobs.described import Dense, beside_dense, describe_best, finished, name_of
+from gatelens.jobs.described import Dense, beside_dense, check_dense_one, describe_best, finished, name_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, save_circuit
 from gatelens.measures.circuit_tests import CircuitTests, check_circuit
 from gatelens.measures.curves import Curve
@@ -65,6 +65,7 @@ def find_circuit(
     """
     settings = settings or CircuitSettings()
     ranking_tasks, tasks = circuit_tasks(model, task, settings, options)
+    check_dense_one(dense, model, tasks[0])
     settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
     identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
     if settings.ranks_on_others:
@@ -75,7 +76,7 @@ def find_circuit(
     Context(settings.memory_gb).require(_least_numbers(model, settings, longest), what)
     with RunFolder(out, asked, progress) as run:
         if run.complete and run.path is not None:
-            return finished(run.path, model, tasks[0], dense, Context(settings.memory_gb))
+            return finished(run.path, tasks[0], dense, Context(settings.memory_gb))
         # Pieces are batches, which another memory budget would cut differently.
         contexts = {
             name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
@@ -107,7 +108,7 @@ def find_circuit(
         stability = _stability(circuits[0], curve, settings, contexts["stability"])
         # 5. What the best heads do.
         heads = describe_best(model, tasks[0], scores[0], settings.describe, contexts["heads"])
-        heads = beside_dense(heads, model, tasks[0], dense, contexts["heads"])
+        heads = beside_dense(heads, tasks[0], dense, contexts["heads"])
         result = CircuitResult(
             model.name,
             tasks[0].name,

@@ -1,4 +1,4 @@
-"""Settings and cost of evaluations: of a circuit that another program has found, and of a sparse model on text."""
+"""Settings and cost of evaluations: of a task, of a circuit of another program, and of a sparse model on text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatelens.model import Model
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP, Context
 from gatelens.runtime.settings import EXECUTION, Settings
 from gatelens.tasks import MOST_PROMPTS
-from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.base import CircuitTask, ResponseTask
 from gatelens.tasks.batches import as_responses
 
 _CIRCUITS = 4  # of an effect: none, the circuit, everything, the rest
@@ -38,6 +38,17 @@ class EvaluateSettings(Settings):
     skip: int = Field(default=0, ge=0, description="skip this many sequences at the beginning of each text")
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": {"sequences": 8}}
+
+
+def preview_cost(model: Model, task: CircuitTask | ResponseTask) -> Cost:
+    """What it will take to see how well a model does on a task. Cost: 2 forwards of one prompt."""
+    if isinstance(task, CircuitTask):
+        forwards, tokens = 2 * len(task), max(task.buckets, key=lambda bucket: len(bucket.which)).clean[:1]
+    else:
+        by_length = sorted(task.examples, key=len)
+        median = by_length[len(by_length) // 2]
+        forwards, tokens = len(task), torch.tensor([median.prompt_ids + median.response_ids])
+    return Cost(forwards, forwards * seconds_per_forward(model, tokens), "prompt")
 
 
 def effect_cost(model: Model, task: CircuitTask, memory_gb: float) -> Cost:

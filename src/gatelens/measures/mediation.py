@@ -72,8 +72,9 @@ def compare_with_patching(
 ) -> PatchingComparison:
     """Compare the facilitation of the heads with the largest scores with that of all others.
 
-    Only heads with a score above 0 are marked: they help. If only a sample of the heads was scored, the others are the
-    rest of the sample.
+    Only heads with a score above 0 are marked: at the level of heads, these are heads that help. At other levels a head
+    has the sum of the absolute scores of its gates. If only a sample of the heads was scored, the others are the rest
+    of the sample.
 
     Example:
         comparison = compare_with_patching(roles, patch_heads(model, task), above=3, over="max")
@@ -135,13 +136,19 @@ def _marked(
 
 
 def _head_weights(all_scores: Sequence[Scores]) -> tuple[Float[Tensor, "layer head"], Bool[Tensor, "layer head"]]:
-    """The mean over scores of what ranks heads, and which heads were scored."""
-    weights = [scores.head_weights() for scores in all_scores]
-    if any(weight is None for weight in weights):
-        raise GatelensError(f"{all_scores[0].level.noun} do not belong to heads: compare scores of another level.")
-    mean = torch.stack([weight for weight in weights if weight is not None]).float().mean(0)
-    exists = all_scores[0].gate_sets()[0].exists
-    return mean, exists if exists.shape == mean.shape else torch.ones_like(mean, dtype=torch.bool)
+    """What ranks heads, mean over the scores that have a score of the head; and which heads have one."""
+    weights: list[Tensor] = []
+    measured: list[Tensor] = []
+    for scores in all_scores:
+        weight = scores.head_weights()
+        if weight is None:
+            raise GatelensError(f"{scores.level.noun} do not belong to heads: compare scores of another level.")
+        exists = scores.gate_sets()[0].exists
+        weights.append(weight.float())
+        measured.append(exists if exists.shape == weight.shape else torch.ones_like(weight, dtype=torch.bool))
+    times = torch.stack(measured).sum(0)
+    total = (torch.stack(weights) * torch.stack(measured)).sum(0)
+    return total / times.clamp(min=1), times > 0
 
 
 def compare_runs(

@@ -21,6 +21,7 @@ from gatelens.gates import HEADS
 from gatelens.gates.head_runs import capture_circuit, run_heads
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.search import Distance, SearchSettings, distances
+from gatelens.gates.shared_level import ScoreTensors
 from gatelens.methods.registry import Method, MethodSettings, Price, register
 from gatelens.model import Model
 from gatelens.model.graph import Graph
@@ -77,7 +78,8 @@ class _Pruning:
         scores = torch.zeros(n_heads, dtype=self.model.wide_dtype)
         scores[order] = torch.arange(1, n_heads + 1, dtype=scores.dtype) / n_heads
         scores = scores.view(self.shape)
-        return HEADS.make_scores(Graph.of(self.model.anatomy), scores, "greedy-pruning", magnitudes=scores)
+        tensors = ScoreTensors(scores, magnitudes=scores)
+        return HEADS.make_scores(Graph.of(self.model.anatomy), "greedy-pruning", tensors)
 
     def _test(self, circuit: Bool[Tensor, " head"], heads: Int[Tensor, " row"], number: int) -> Float[Tensor, " row"]:
         """The distance of the circuit without each of the heads from the whole model, summed over one batch."""

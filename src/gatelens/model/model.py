@@ -121,6 +121,10 @@ class Model:
 
         Of a circuit of heads, the embedding and the MLPs stay as they are. Of a circuit of edges, all other edges are
         closed.
+
+        Example:
+            with model.keep(gatelens.attribute_heads(model, task).circuit(20), source="mean", on=task):
+                print(model.generate("When Mary and John went to the store, John gave a drink to"))
         """
         context: AbstractContextManager[None] = late("gatelens.gates.interventions:keep")(self, parts, source, on=on)
         return context
@@ -147,6 +151,10 @@ class Model:
 
         Returns:
             A `Run`, which `ablate`, `keep` and `patch` take. Cost: 1 forward.
+
+        Example:
+            run = model.capture("When Anna and Paul went to the store, Paul gave a drink to")
+            run.heads[3].shape  # the outputs of the heads of layer 3: (prompt, position, head, dim)
         """
         return late("gatelens.gates.interventions:capture_text")(self, text)
 
@@ -160,6 +168,9 @@ class Model:
 
         Returns:
             The added text, without the given one; a list of them if several texts are given.
+
+        Example:
+            model.generate("When Mary and John went to the store, John gave a drink to", max_new_tokens=5)
         """
         return late("gatelens.gates.interventions:generate")(self, text, max_new_tokens, **options)
 

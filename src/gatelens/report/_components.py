@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torch import Tensor
+
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
 
 Edge = tuple[int, int]  # the numbers of a source and a destination
+RoleNode = tuple[int, str]  # the number of a role, and a component at the positions of this role
 STAGGER = {"KV": -0.3, "H": 0.0, "M": 0.3}  # height of each kind of component inside the band of its layer
 
 
@@ -45,3 +48,34 @@ def links(graph: Graph, names: Sequence[str]) -> list[tuple[str, str]]:
             heads = (str(Component(component.layer, "H", head)) for head in range(first, first + group_size))
             pairs += [(name, head) for head in heads if head in present]
     return pairs
+
+
+def attention_moves(
+    graph: Graph, sees: Tensor, nodes: set[RoleNode], sources: set[RoleNode]
+) -> list[tuple[RoleNode, RoleNode]]:
+    """What attention moves between roles: from where k or v edges enter at one role to a head that writes at another.
+
+    Arguments:
+        sees: bool (role, other role), whether the other role is visible to the role.
+        nodes: the components of a circuit of edges by role.
+        sources: those that edges leave.
+    """
+    shared = graph.n_heads != graph.n_kv_heads
+    names = sorted({name for _, name in nodes})
+    pairs = links(graph, names) if shared else [(name, name) for name in names if _is_head(name)]
+    roles = sorted({role for role, _ in nodes})
+    return [
+        ((role, reader), (other, head))
+        for reader, head in pairs
+        for role in roles
+        for other in roles
+        if (role, reader) in nodes
+        and (other, head) in sources
+        and bool(sees[other, role])
+        and (shared or role != other)
+    ]
+
+
+def _is_head(name: str) -> bool:
+    component = Component.find(name)
+    return component is not None and component.kind == "H"

@@ -44,7 +44,7 @@ class CircuitRun:
 
     @property
     def edge_scores(self) -> Tensor:
-        """The scores of edges for the first task seed: (source, destination)."""
+        """The scores of edges for the first task seed: (source, destination), or (role, source, destination)."""
         [edge_scores] = self.scores[0].gate_sets()
         return edge_scores.scores
 
@@ -58,6 +58,17 @@ class CircuitRun:
         """The mean over task seeds of `Scores.by_head`: (layer, head). None if the run has no score for each head."""
         maps = [head_map for scores in self.scores if (head_map := scores.by_head()) is not None]
         return torch.stack(maps).mean(0) if maps else None
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether this is a circuit of edges, by role or not, that the page can draw as a graph."""
+        return self.result.graph is not None and (self.has_graph or self.role_scores is not None)
+
+    def ranked_gates(self) -> list[tuple[int, ...]]:
+        """All gates of the ranking of the first task seed, best first, by their place in the scores."""
+        settings, scores = self.result.settings, self.scores[0]
+        [order] = selected(scores, settings.ranking, settings.selection)
+        return [tuple(place) for place in torch.stack(torch.unravel_index(order, self.edge_scores.shape), 1).tolist()]
 
     def top_edges(self, most: int) -> list[Edge]:
         """The first edges of the ranking."""

@@ -57,6 +57,9 @@ def small(**changes: Any) -> CircuitSettings:
         (small(method="eap", refine=0.05), 4 * (2 + 2 + 6 + 5 + 3) + 4),
         (small(level="attention", method="eap"), 4 * (2 + 2 + 6 + 4) + 4),
         (small(level="edges", method="eap"), 4 * (2 + 2 + 1.75 * 10) + 7),
+        # optimal constants of edges by role are those of edges: 200 updates of 4 prompts, 5 forwards each
+        (small(level="edges", method="eap", source="optimal"), 4 * (2 + 2 + 1.75 * 10) + 7 + 5 * 200 * 4),
+        (small(level="edges-by-role", method="eap", source="optimal"), 4 * (2 + 2 + 1.75 * 10) + 7 + 5 * 200 * 4),
         # 10, 20 and 50 % of 10 heads: 1, 2 and 5
         (small(method="eap", areas="signed"), 4 * (2 + 2 + 6 + 3 + 3) + 4),
         # three circuits on all prompts, 64 without a gate, 50 additions with and without a gate

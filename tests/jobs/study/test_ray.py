@@ -76,6 +76,15 @@ def test_what_no_machine_has_is_refused_not_waited_for() -> None:
     assert too_much(needs, [*machines, {"CPU": 2.0, "GPU": 4.0, "memory": 8e9}]) is None
 
 
+def test_a_ray_that_does_not_start_is_one_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup. This could happen because")  # as Ray does
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(GatelensError, match=r"cannot start Ray on this machine \(The current node timed out"):
+        run_study(read_study(write_study(place)), place / "out", engine="ray")
+
+
 def test_without_ray(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(GatelensError, match=r"pip install 'gatelens\[ray\]'"):

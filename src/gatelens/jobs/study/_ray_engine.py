@@ -63,7 +63,7 @@ def _connect(address: str | None) -> Any:
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray replaces it by one that exits without a word
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises errors without a type of their own, such as if its processes start slowly
         where = f"connect to the cluster at {address}" if address else "start Ray on this machine"
         message = " ".join(str(error).split()).rstrip(".")
         raise GatelensError(f"cannot {where} ({message}): check --address, or use --engine local.") from error

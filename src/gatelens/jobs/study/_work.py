@@ -88,9 +88,9 @@ def run_cell(
     except Timeout:
         return None
     except OSError as error:  # the state itself could not be written
-        reason = (
-            str(error) if isinstance(error, GatelensError) else f"cannot write to {out}: {error.strerror or error}."
-        )
+        remedy = "free some disk space and run the same command again to resume."
+        own = f"cannot write to {out} ({error.strerror or error}): {remedy}"
+        reason = str(error) if isinstance(error, GatelensError) else own
         return Outcome.new(
             cell.name, "failed", fingerprint=fingerprint, reason=reason, process=os.getpid(), ended=started
         )

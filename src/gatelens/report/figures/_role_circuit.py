@@ -12,7 +12,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.model.components import Component
 from gatelens.model.graph import Graph
-from gatelens.report._components import STAGGER, component_name, links
+from gatelens.report._components import STAGGER, RoleNode, attention_moves, component_name
 from gatelens.report.figures._circuit_graph import (
     BOX_WIDTH,
     EdgeLine,
@@ -25,7 +25,6 @@ from gatelens.report.figures._circuit_graph import (
 from gatelens.report.figures._style import NotebookFigure, note, styled
 from gatelens.report.figures._text import shown, wrapped
 
-Node = tuple[int, str]  # the number of a role, and the name of a component
 _LAYER, _GAP = 0.62, 0.14  # height of a layer, and the space between boxes, in inches
 
 
@@ -68,7 +67,7 @@ def role_circuit_figure(
     # 2. From back to front: bands, columns, links, edges, boxes.
     draw_bands(axis, {str(layer): y for layer, y in bands.items()}, _LAYER)
     _columns(axis, {shown(roles[role]): place for role, place in columns.items()})
-    for start, end in _moves(graph, sees, nodes, {pair[0] for pair in ends.values()}):
+    for start, end in attention_moves(graph, sees, nodes, {pair[0] for pair in ends.values()}):
         axis.plot(*zip(inches[start], inches[end], strict=True), color="0.6", linewidth=0.6, zorder=1.5)
     draw_edges(axis, _lines(graph, scores, ends, inches))
     for (role, name), place in inches.items():
@@ -78,7 +77,9 @@ def role_circuit_figure(
     return figure
 
 
-def _places(nodes: Iterable[Node], bands: dict[int, float]) -> tuple[dict[Node, Point], dict[int, tuple[float, float]]]:
+def _places(
+    nodes: Iterable[RoleNode], bands: dict[int, float]
+) -> tuple[dict[RoleNode, Point], dict[int, tuple[float, float]]]:
     """Where each box stands, and the left and right end of each role's column."""
     rows: dict[tuple[int, float], list[str]] = defaultdict(list)  # (role, height) -> boxes beside each other
     for role, name in nodes:
@@ -89,7 +90,7 @@ def _places(nodes: Iterable[Node], bands: dict[int, float]) -> tuple[dict[Node, 
         widest = max(len(names) for (own, _), names in rows.items() if own == role)
         columns[role] = (left, left + widest * (BOX_WIDTH + _GAP) + 2 * _GAP)
         left = columns[role][1]
-    inches: dict[Node, Point] = {}
+    inches: dict[RoleNode, Point] = {}
     for (role, y), names in rows.items():
         first = sum(columns[role]) / 2 - (len(names) - 1) / 2 * (BOX_WIDTH + _GAP)
         for i, name in enumerate(sorted(names, key=_index)):
@@ -97,7 +98,7 @@ def _places(nodes: Iterable[Node], bands: dict[int, float]) -> tuple[dict[Node, 
     return inches, columns
 
 
-def _bands(nodes: Iterable[Node]) -> dict[int, float]:
+def _bands(nodes: Iterable[RoleNode]) -> dict[int, float]:
     """The height of the middle of each layer that is drawn."""
     layers = {component.layer for _, name in nodes if (component := Component.find(name)) is not None}
     return {layer: (i + 1) * _LAYER for i, layer in enumerate(sorted(layers))}
@@ -123,31 +124,11 @@ def _columns(axis: Axes, columns: dict[str, tuple[float, float]]) -> None:
         )
 
 
-def _moves(graph: Graph, sees: Tensor, nodes: set[Node], sources: set[Node]) -> list[tuple[Node, Node]]:
-    """What attention moves: from the box that k or v edges enter at one role to a head that writes at another one."""
-    shared = graph.n_heads != graph.n_kv_heads
-    names = sorted({name for _, name in nodes})
-    pairs = links(graph, names) if shared else [(name, name) for name in names if _is_head(name)]
-    roles = sorted({role for role, _ in nodes})
-    return [
-        ((role, reader), (other, head))
-        for reader, head in pairs
-        for role in roles
-        for other in roles
-        if (role, reader) in nodes
-        and (other, head) in sources
-        and bool(sees[other, role])
-        and (shared or role != other)
-    ]
-
-
-def _is_head(name: str) -> bool:
-    component = Component.find(name)
-    return component is not None and component.kind == "H"
-
-
 def _lines(
-    graph: Graph, scores: Tensor, ends: Mapping[tuple[int, int, int], tuple[Node, Node]], inches: dict[Node, Point]
+    graph: Graph,
+    scores: Tensor,
+    ends: Mapping[tuple[int, int, int], tuple[RoleNode, RoleNode]],
+    inches: dict[RoleNode, Point],
 ) -> list[EdgeLine]:
     lines = []
     for gate, (start, end) in ends.items():

@@ -16,7 +16,7 @@ from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair
 
 
 def build(tokenizer: Tokenizer, n: int, seed: int) -> CircuitTask:
-    """The last word of a pattern; half of the clean prompts have the pattern ABA, the others ABB.
+    """The last word of a pattern. Each clean prompt has the pattern ABA or ABB, with equal probability.
 
     Metric: the logit of the word that the pattern asks for minus that of the other word of its line.
     """

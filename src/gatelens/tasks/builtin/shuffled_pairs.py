@@ -52,7 +52,7 @@ def build(tokenizer: Tokenizer, n: int, seed: int, *, relation: str = "antonym",
 def _shuffled(random: Random, answers: list[str]) -> list[str]:
     """The answers in another order, in which none is at its place."""
     order = random.sample(range(len(answers)), len(answers))
-    # Each answer moves to the place of the next one in a random cycle.
+    # In a random cycle of places, each place gets the answer of the next one.
     moved = dict(zip(order, [*order[1:], order[0]], strict=True))
     return [answers[moved[place]] for place in range(len(answers))]
 
