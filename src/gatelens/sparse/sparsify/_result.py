@@ -25,9 +25,13 @@ CARD, CONFIG = "README.md", "config.json"
 def merged(student: Student) -> Any:
     """The trained Hugging Face model with merged weights and gates that are not learned: frozen, in evaluation mode.
 
-    Adapters are merged in place, so the student must not share weights with the dense model.
+    The student is used up. If it shares weights with the dense model, these are not changed: the weights that adapters
+    are merged into are copied first.
     """
-    hf = student.trained.merge_and_unload() if student.trained is not student.hf else student.hf
+    hf = student.hf
+    if student.trained is not hf:
+        student.separate()
+        hf = student.trained.merge_and_unload()
     make_sparse(hf, **vars(gate_values(hf)))
     if not all(weight.isfinite().all() for weight in hf.parameters()):
         raise GatelensError(

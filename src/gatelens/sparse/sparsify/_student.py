@@ -71,6 +71,23 @@ class Student:
         if settings.gradient_checkpointing:
             self.hf.gradient_checkpointing_enable({"use_reentrant": False})
 
+    def separate(self) -> None:
+        """Give the model parameters of its own, and memory of their own to those that adapters are merged into.
+
+        All other weights stay where the given model has them, so that a large model is in memory once. As parameters
+        they are separate: the two models are moved and converted one by one.
+        """
+        adapted = {id(module.base_layer.weight) for module in self.hf.modules() if hasattr(module, "base_layer")}
+        made: dict[int, nn.Parameter] = {}
+        for module in self.hf.modules():
+            for name, weight in module._parameters.items():
+                if weight is None or weight.requires_grad:
+                    continue  # what is trained belongs to this model
+                if id(weight) not in made:
+                    data = weight.detach().clone() if id(weight) in adapted else weight.detach()
+                    made[id(weight)] = nn.Parameter(data, requires_grad=False)
+                module._parameters[name] = made[id(weight)]
+
     def biases(self) -> list[nn.Parameter]:
         """The learned biases, one (head,) for each layer."""
         return self._trained_gates(".gate_bias")

@@ -72,6 +72,9 @@ def sparsify(
 ) -> Model:
     """Post-train a copy of a model so that few of its attention edges stay open, and return it.
 
+    With LoRA, the returned model shares the memory of the weights that have no adapter with the given one, so that a
+    large model is in memory once: do not change these weights in place.
+
     Cost of a step: one forward pass of the dense model, unless it is cached, and one forward and backward pass of the
     sparse model. Started by `accelerate launch`, every process reads its own `batch` sequences.
 
@@ -216,7 +219,7 @@ def _own_text(
 def _trained_model(model: Model, training: Training) -> tuple[Any, dict[str, Tensor]]:
     """The trained Hugging Face model, merged, and its trained parameters by name."""
     settings = training.settings
-    student = Student(model, settings, share=False)
+    student = Student(model, settings, share=True)
     student.load_state(training.weights(settings.steps))
     if not settings.learn_bias:
         student.set_bias(gate_biases(training.student.hf))
