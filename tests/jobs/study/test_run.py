@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.models import ModelSpec, source_fingerprint
 from gatelens.jobs.study.run import run_study, running_order
 from gatelens.loading import load
-from gatelens.measures.circuit_result import load_circuit
+from gatelens.measures.circuit_result import CircuitResult, load_circuit
 from gatelens.measures.describe import describe
 from gatelens.measures.head_table import save_head_table
 from gatelens.measures.roles_result import load_roles
@@ -149,6 +150,23 @@ class TestSkipping:
         after = numbers(place / "out")
         assert before.items() <= after.items()
         assert len(list((place / "out" / "cells").iterdir())) == 3 * 2 * 2
+
+    def test_published_results_are_completed(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = write_study(place, circuit=LEVELS)
+        go(file, place / "out")
+        before = numbers(place / "out")
+        shutil.rmtree(place / "out" / "state")
+        shutil.rmtree(place / "out" / "cells" / "heads-induction-sparse")
+        made: list[Path | None] = []
+
+        def watched(*args: Any, out: Path, **others: Any) -> CircuitResult:
+            made.extend([] if (out / "result.json").exists() else [out])
+            return find_circuit(*args, out=out, **others)
+
+        monkeypatch.setattr(study_jobs, "find_circuit", watched)
+        assert go(file, place / "out").failed == 0
+        assert made == [place / "out" / "cells" / "heads-induction-sparse"]
+        assert numbers(place / "out") == before
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),

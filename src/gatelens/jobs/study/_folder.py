@@ -80,7 +80,8 @@ class StudyFolder:
     def claim(self, study: Study) -> None:
         """Prepare the folder for a study. Raise an error if it holds other files, or another study."""
         make_folder(self.out)
-        is_marked(self.out, "state", "a study")
+        # Results that were published have study.json and the cells, without the states of the cells.
+        is_marked(self.out, "study.json" if (self.out / "study.json").exists() else "state", "a study")
         for name in ("state", "cells"):
             make_folder(self.out / name)
         with writing(self.out), self.lock_all():
