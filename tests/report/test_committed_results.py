@@ -35,4 +35,5 @@ def test_a_fresh_clone_can_be_reported(name: str, clone: Path, tmp_path: Path) -
     assert report.problems == []
     assert report.path.exists()
     assert report.figures > 0
-    assert len(report.runs) == max(1, len(list(folder.glob("cells/*/asked.json"))))
+    cells, trainings = folder.glob("cells/*/asked.json"), folder.glob("*/judged.csv")
+    assert len(report.runs) == len([*cells, *trainings])
