@@ -35,8 +35,10 @@ class ScoreTensors(NamedTuple):
 
 
 class SharedScores(Scores):
-    """Scores of gates that all prompts share, so that there is one gate set. A subclass has these tensors as fields
-    (`ScoreTensors`)."""
+    """Scores of gates that all prompts share, so that there is one gate set.
+
+    A subclass has the tensors of `ScoreTensors` as fields.
+    """
 
     scores: Tensor
     measured: Tensor | None
