@@ -14,6 +14,7 @@ import typer
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.jobs.load_settings import LoadSettings
 from gatelens.runtime.interrupts import Interrupted, interrupt_on_sigterm
+from gatelens.runtime.processes import is_main
 from gatelens.runtime.settings import REQUIRED, Settings, requirement, setting_fields
 from gatelens.version import __version__
 
@@ -80,7 +81,8 @@ def main() -> None:
 
     def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, GatelensWarning):
-            print(f"gatelens: warning: {message}", file=sys.stderr)
+            if is_main():  # with several processes, all of them have the same warnings
+                print(f"gatelens: warning: {message}", file=sys.stderr)
         else:
             show_warning(message, category, *args, **kwargs)
 

@@ -41,10 +41,11 @@ def circuit(
     from gatelens.jobs.circuit import find_circuit, memory_estimate
     from gatelens.jobs.circuit_cost import circuit_cost
     from gatelens.loading import made_from
+    from gatelens.runtime.processes import is_main
     from gatelens.runtime.run_folder import is_finished
     from gatelens.tasks import check_task
 
-    console = Console()
+    console = Console(quiet=not is_main())
     options = task_options(option, skip_bad)
     check_task(task, settings.n, options)
     loaded = load(model)

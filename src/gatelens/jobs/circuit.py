@@ -28,6 +28,7 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.files import write_tensors
 from gatelens.runtime.journal import Progress
+from gatelens.runtime.processes import Processes, is_main
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
@@ -49,6 +50,10 @@ def find_circuit(
     progress: Progress | None = None,
 ) -> CircuitResult:
     """Find the circuit of a task in a model, in a folder from which a killed run resumes.
+
+    With several processes (`accelerate launch`), they share the prompts where gates are scored by gradients, the gates
+    where they are patched, and the circuits of the curve; the main one writes the folder. A run with another number of
+    processes starts again.
 
     Example:
         result = gatelens.find_circuit(model, "ioi", gatelens.CircuitSettings(level="edges"), out="runs/ioi")
@@ -74,14 +79,11 @@ def find_circuit(
     longest = max(bucket.clean.shape[1] for seeded in tasks for bucket in seeded.buckets)
     what = f"one prompt of {longest:,} tokens at the level {settings.level}"
     Context(settings.memory_gb).require(_least_numbers(model, settings, longest), what)
-    with RunFolder(out, asked, progress) as run:
+    with RunFolder(out, asked, progress, Processes(model.device)) as run:
         if run.complete and run.path is not None:
             return finished(run.path, tasks[0], dense, Context(settings.memory_gb))
-        # Pieces are batches, which another memory budget would cut differently.
-        contexts = {
-            name: run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb/{name}")
-            for name in ("validity", "tests", "stability", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
-        }
+        parts = ("validity", "tests", "stability", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
+        contexts = {name: _context(run, settings, name) for name in parts}
         seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
         fitted_on = ranking_tasks if settings.ranks_on_others else [None] * len(tasks)
         # 1. Whether there is an effect to explain.
@@ -125,14 +127,30 @@ def find_circuit(
             stability=stability,
         )
         # 6. The files, the summary last.
-        if run.path is not None:
-            record = save_circuit(result, model, run.path)
-            circuit = result.circuit() if settings.source in PROMPT_SOURCES else None
-            save_example(model, tasks[0], run.path, circuit, settings.source)
-            if settings.source == "optimal":
-                _save_constants(circuits, run.path)
-            run.finish(record.model_dump(mode="json"))
+        run.finish(_save(result, model, circuits, run.path) if run.path is not None and is_main() else {})
         return result
+
+
+def _context(run: RunFolder, settings: CircuitSettings, part: str) -> Context:
+    """The context of one part of the work. All processes share its pieces.
+
+    Pieces are batches, which another memory budget or number of processes would cut differently.
+    """
+    assert run.processes is not None
+    shared = f"-{run.processes.count}-processes" if run.processes.count > 1 else ""
+    context = run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb{shared}/{part}")
+    return replace(context, processes=run.processes)
+
+
+def _save(result: CircuitResult, model: Model, circuits: Sequence[Circuits], folder: Path) -> dict[str, Any]:
+    """Write all files but the summary, and return what it says."""
+    settings = result.settings
+    record = save_circuit(result, model, folder)
+    circuit = result.circuit() if settings.source in PROMPT_SOURCES else None
+    save_example(model, circuits[0].task, folder, circuit, settings.source)
+    if settings.source == "optimal":
+        _save_constants(circuits, folder)
+    return record.model_dump(mode="json")
 
 
 def _save_constants(circuits: Sequence[Circuits], folder: Path) -> None:

@@ -12,6 +12,7 @@ from gatelens.measures.describe import best_heads, check_dense, describe, with_d
 from gatelens.measures.head_table import HeadTable, save_head_table
 from gatelens.model import Model
 from gatelens.runtime.context import Context
+from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
@@ -83,7 +84,8 @@ def finished(folder: Path, task: CircuitTask, dense: Dense | None, context: Cont
     if dense is None:
         return result
     heads = beside_dense(result.heads, task, dense, context)
-    record_dense(folder, name_of(dense))
-    if heads is not None and heads != result.heads:
-        save_head_table(heads, folder)
+    if is_main():
+        record_dense(folder, name_of(dense))
+        if heads is not None and heads != result.heads:
+            save_head_table(heads, folder)
     return replace(result, heads=heads, dense=name_of(dense))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -124,16 +124,16 @@ def ablation_curve(
     responses = as_responses(task)
     check_responses(model, responses)
     batches = list(responses.batches(batch))
-    pieces = [(seed, number) for seed in range(len(orders)) for number in range(len(batches))]
-    processes = Processes(model.device)
-    share = processes.share(len(pieces))
-    context.begin(f"ablate {kind}", len(share))
-    sums = torch.zeros(len(share), len(points) + 1)
-    for i, (seed, number) in enumerate(pieces[j] for j in share):
+    context.begin(f"ablate {kind}", len(orders) * len(batches))
+    changes: list[tuple[str, Callable[[], Tensor]]] = []
+    for seed, order in enumerate(orders):
         counts = [*points, min(int(heads[seed]), most)]  # the last is for `own`
-        change = partial(_change, model, batches[number], roles.plus[seed], orders[seed], counts, context)
-        sums[i] = context.piece(f"{kind}-{seed}-{number}", change, (len(counts),))
-    means = processes.gather(sums, len(pieces)).view(len(orders), len(batches), -1).sum(1) / len(responses)
+        for number, part in enumerate(batches):
+            change = partial(_change, model, part, roles.plus[seed], order, counts, context)
+            changes.append((f"{kind}-{seed}-{number}", change))
+    shared = replace(context, processes=Processes(model.device))
+    sums = torch.stack(shared.pieces(changes, (len(points) + 1,))).float()
+    means = sums.view(len(orders), len(batches), -1).sum(1) / len(responses)
     return AblationCurve(kind, torch.tensor(points), means[:, :-1], heads, means[:, -1])
 
 

@@ -136,13 +136,16 @@ def load_tests(folder: Path) -> CircuitTests | None:
 
 def _metrics(circuits: Circuits, rows: Sequence[Members], name: str, context: Context) -> Float[Tensor, "row prompt"]:
     """The metric of circuits that are given by their members."""
-    context.begin(f"tests: {name}", len(circuits.batches) * -(-len(rows) // _ROWS))
+    cuts = [
+        (i, slice(start, start + _ROWS)) for i in range(len(circuits.batches)) for start in range(0, len(rows), _ROWS)
+    ]
+    context.begin(f"tests: {name}", len(cuts))
+    pieces = context.pieces(
+        [(f"{name.replace(' ', '-')}-{i}-{cut.start}", partial(circuits.metric_with, i, rows[cut])) for i, cut in cuts]
+    )
     metrics = torch.empty(len(rows), len(circuits.task))
-    for i, bucket in enumerate(circuits.batches):
-        for start in range(0, len(rows), _ROWS):
-            cut = slice(start, start + _ROWS)
-            piece = f"{name.replace(' ', '-')}-{i}-{start}"
-            metrics[cut, bucket.which] = context.piece(piece, partial(circuits.metric_with, i, rows[cut])).float()
+    for (i, cut), piece in zip(cuts, pieces, strict=True):
+        metrics[cut, circuits.batches[i].which] = piece.float()
     return metrics
 
 

@@ -125,8 +125,11 @@ def _table(model: Model, task: CircuitTask, heads: Sequence[Head], context: Cont
     parts = batches(task, lambda length: _numbers(model, n, length), context)
     context.begin("what heads do", len(parts))
     measured = torch.empty(len(task), 2 + n * (6 + n_roles))
-    for i, batch in enumerate(parts):
-        measured[batch.which] = context.piece(f"heads-{i}", partial(_measure, model, task, batch, heads)).float()
+    pieces = context.pieces(
+        [(f"heads-{i}", partial(_measure, model, task, batch, heads)) for i, batch in enumerate(parts)]
+    )
+    for batch, piece in zip(parts, pieces, strict=True):
+        measured[batch.which] = piece.float()
     everything, none, rest = measured[:, 0], measured[:, 1], measured[:, 2:].unflatten(1, (n, -1))
     drops = everything[:, None] - rest[..., 0]  # (prompt, head)
     effect = float((everything - none).mean())

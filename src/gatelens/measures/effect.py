@@ -281,10 +281,16 @@ def _metrics(circuits: Circuits, ks: list[int], name: str) -> Tensor:
     cuts = [ks[start : start + _ROWS] for start in range(0, len(ks), _ROWS)]
     context = circuits.context
     context.begin(f"{name}: {circuits.level.noun} kept", len(cuts) * len(circuits.batches))
+    pieces = context.pieces(
+        [
+            (_piece_name(name, i, cut), partial(circuits.metric, i, cut))
+            for i in range(len(circuits.batches))
+            for cut in cuts
+        ]
+    )
     metrics = torch.empty(len(ks), len(circuits.task))
     for i, bucket in enumerate(circuits.batches):
-        pieces = [context.piece(_piece_name(name, i, cut), partial(circuits.metric, i, cut)) for cut in cuts]
-        metrics[:, bucket.which] = torch.cat(pieces).float()
+        metrics[:, bucket.which] = torch.cat(pieces[i * len(cuts) : (i + 1) * len(cuts)]).float()
     return metrics
 
 

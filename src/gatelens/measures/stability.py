@@ -155,8 +155,10 @@ def _transfer(task: CircuitTask, circuits: list[Circuits], k: int, context: Cont
     context.begin("circuits of the other half", sum(len(half.batches) for half in circuits))
     for half, (own, other) in enumerate((circuits, circuits[::-1])):
         moved = replace(own, orders=other.orders)
-        for i, bucket in enumerate(own.batches):
-            piece = context.piece(f"transfer-{half}-{i}", partial(_four, own, moved, i, k))
+        pieces = context.pieces(
+            [(f"transfer-{half}-{i}", partial(_four, own, moved, i, k)) for i in range(len(own.batches))]
+        )
+        for bucket, piece in zip(own.batches, pieces, strict=True):
             prompts = [place[id(own.task.pairs[prompt])] for prompt in bucket.which.tolist()]
             metrics[:, prompts] = piece.float()
     return metrics

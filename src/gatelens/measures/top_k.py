@@ -99,7 +99,7 @@ class Circuits:
         if not self._constants:
             if self.source == "optimal":
                 prompts = self._batches_of(self.fitted_on or self.task)
-                constants = self.level.optimal(self.model, prompts, self.context.part("constants"))
+                constants = self.level.optimal(self.model, prompts, self.context.alone().part("constants"))
             else:
                 constants = self.level.mean(self.model, [bucket.corrupt for bucket in self.batches])
             self._constants.append(constants)

@@ -53,9 +53,11 @@ def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Cont
     """The explained effect of everything but the top k, in units of a curve of the same circuits."""
     context = context or Context()
     context.begin("all but the circuit", len(circuits.batches))
+    pieces = context.pieces(
+        [(f"complement-{i}", partial(circuits.metric, i, [k], complement=True)) for i in range(len(circuits.batches))]
+    )
     metrics = torch.empty(len(circuits.task))
-    for i, bucket in enumerate(circuits.batches):
-        piece = context.piece(f"complement-{i}", partial(circuits.metric, i, [k], complement=True))
+    for bucket, piece in zip(circuits.batches, pieces, strict=True):
         metrics[bucket.which] = piece[0].float()
     none, everything = curve.none[0].mean(), curve.everything[0].mean()
     return float((metrics.mean() - none) / (everything - none))

@@ -81,9 +81,10 @@ def whole_effect(
     context = context or Context()
     circuits = Circuits(level.on(task), model, task, [], source, context, fitted_on)
     context.begin(f"effect of all {level.noun}", len(circuits.batches))
+    pieces = context.pieces([(f"all-{i}", partial(circuits.ends, i)) for i in range(len(circuits.batches))])
     metrics = torch.empty(2, len(task))
-    for i, bucket in enumerate(circuits.batches):
-        metrics[:, bucket.which] = context.piece(f"all-{i}", partial(circuits.ends, i)).float()
+    for bucket, piece in zip(circuits.batches, pieces, strict=True):
+        metrics[:, bucket.which] = piece.float()
     return WholeEffect(*metrics)
 
 

@@ -130,7 +130,8 @@ def fit_contrast_gates(
     names = FitNames("contrast", [f"contrast-{seed}" for seed in seeds], processes.name)
     objective = _objective(model, (keep, lose), settings, settings.orders(seeds), context)
     logits, losses = fit_gates(start, objective, Schedule.of(settings, settings.rate), names, context)
-    return processes.gather(logits.sigmoid(), settings.seeds), processes.gather(losses.T, settings.seeds).T
+    gates, history = (processes.gather(own.unbind(), settings.seeds) for own in (logits.sigmoid(), losses.T))
+    return torch.stack(gates), torch.stack(history, -1)
 
 
 def evaluate_contrast(

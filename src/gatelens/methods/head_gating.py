@@ -101,9 +101,9 @@ def fit_head_gates(
     both, both_losses = fit_gates(torch.cat([plain, plain]), objective, schedule, names, context)
     # 3. The seeds of all processes.
     plus, minus = both.tensor_split(2)
-    gates = processes.gather(torch.stack([plain, plus, minus], 1).sigmoid(), settings.seeds)
+    gates = torch.stack(processes.gather(torch.stack([plain, plus, minus], 1).sigmoid().unbind(), settings.seeds))
     history = torch.stack([losses, *both_losses.tensor_split(2, 1)])  # (fit, update, seed)
-    history = processes.gather(history.permute(2, 0, 1), settings.seeds).permute(1, 2, 0)
+    history = torch.stack(processes.gather(history.unbind(-1), settings.seeds), -1)
     return HeadRoles(gates[:, 0], gates[:, 1], gates[:, 2], history)
 
 

@@ -139,13 +139,16 @@ class _Patching:
     def scores(self) -> Any:
         # 1. Which gate each row closes, for every batch.
         closed = [self._closed_positions(batch) for batch in self.batches]
-        cuts = [positions.split(self._piece_rows()) for positions in closed]
-        self.context.begin(f"patch {self.level.noun}", sum(map(len, cuts)))
+        cuts = [
+            (f"{self.level.name}-{i}-{n}", batch, rows)
+            for i, (batch, positions) in enumerate(zip(self.batches, closed, strict=True))
+            for n, rows in enumerate(positions.split(self._piece_rows()))
+        ]
+        self.context.begin(f"patch {self.level.noun}", len(cuts))
         # 2. What the metric loses in every row, added to the gate that the row closes.
-        for i, batch in enumerate(self.batches):
-            for n, rows in enumerate(cuts[i]):
-                lost = self.context.piece(f"{self.level.name}-{i}-{n}", partial(self._lost, batch, rows))
-                self._add(batch, rows, lost)
+        pieces = self.context.pieces([(name, partial(self._lost, batch, rows)) for name, batch, rows in cuts])
+        for (_, batch, rows), lost in zip(cuts, pieces, strict=True):
+            self._add(batch, rows, lost)
         # 3. The scores of the level.
         n_prompts = len(self.task) if self.level.shared else 1
         means = [total / n_prompts for total in self.sums]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.journal import Journal, Progress
+from gatelens.runtime.processes import Processes
 
 MEMORY_GB = 4.0
 """The default memory budget of runs, in GB, besides the model itself."""
@@ -34,10 +35,13 @@ class Context:
     Arguments:
         memory_gb: budget for activations and gates, in GB, besides the model itself. Batches are cut so that they fit.
         journal: saves finished pieces of work so that a killed run can resume; by default nothing is saved.
+        processes: share the pieces (`accelerate launch`). All of them then call the same functions in the same order.
+            By default this process does everything.
     """
 
     memory_gb: float = MEMORY_GB
     journal: Journal = field(default_factory=Journal)
+    processes: Processes | None = None
 
     def __post_init__(self) -> None:
         if not self.memory_gb > 0:
@@ -82,6 +86,15 @@ class Context:
         """The same context with another memory budget."""
         return replace(self, memory_gb=memory_gb)
 
+    @property
+    def n_processes(self) -> int:
+        """How many processes share the pieces."""
+        return 1 if self.processes is None else self.processes.count
+
+    def alone(self) -> Context:
+        """The same context for work that every process does by itself, such as a part of a piece."""
+        return replace(self, processes=None)
+
     def part(self, name: str) -> Context:
         """A context for one part of the work. The names of its pieces begin with the name of the part."""
         return replace(self, journal=self.journal.part(name))
@@ -91,8 +104,30 @@ class Context:
         self.journal.begin(title, total)
 
     def piece(self, name: str, compute: Callable[[], Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-        """The piece of work with this name: read from the journal if it is there, otherwise computed and saved."""
-        return self.journal.piece(name, compute, shape)
+        """The piece of work with this name: read from the journal if it is there, otherwise computed and saved.
+
+        Of several processes the main one does it, and all get it: for work that needs the piece before.
+        """
+        return self.pieces([(name, compute)], shape)[0]
+
+    def pieces(
+        self, named: Sequence[tuple[str, Callable[[], Tensor]]], shape: tuple[int, ...] | None = None
+    ) -> list[Tensor]:
+        """Pieces of work that do not need each other, in order. Each process does its share, and all get all pieces.
+
+        Arguments:
+            named: the name of each piece, and how it is computed.
+            shape: if given, a saved piece of another shape is computed again.
+        """
+        if self.processes is None:
+            return [self.journal.piece(name, compute, shape) for name, compute in named]
+        before, own = self.journal.done, []
+        for number in self.processes.share(len(named)):
+            own.append(self.journal.piece(*named[number], shape))
+            self.journal.reach(before + min(len(own) * self.processes.count, len(named)))  # the others are as far
+        gathered = self.processes.gather(own, len(named))
+        self.journal.reach(before + len(named))
+        return gathered
 
 
 UNLIMITED = Context(memory_gb=math.inf)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -65,23 +65,20 @@ class Processes:
         """Which of n items this process works on. It may be none of them if there are more processes than items."""
         return list(range(n))[self.index :: self.count]
 
-    def gather(self, own: Tensor, n: int) -> Tensor:
+    def gather(self, own: Sequence[Tensor], n: int) -> list[Tensor]:
         """The items of all processes in order, on the CPU, the same in every process.
 
         Arguments:
-            own: this process's items, (item, ...), in the order of ``share(n)``.
+            own: this process's items, in the order of ``share(n)``. Their shapes may differ.
             n: the number of items of all processes.
-
-        Returns:
-            (n, ...)
         """
-        numbered = list(zip(self.share(n), own.cpu(), strict=True))
-        if self._state is None:
-            return own.cpu()
-        from accelerate.utils import gather_object
+        numbered = [(number, item.cpu()) for number, item in zip(self.share(n), own, strict=True)]
+        if self._state is not None:
+            from accelerate.utils import gather_object
 
-        items: dict[int, Tensor] = dict(gather_object(numbered))
-        return torch.stack([items[number] for number in range(n)])
+            numbered = gather_object(numbered)
+        items = dict(numbered)
+        return [items[number] for number in range(n)]
 
     def wait(self) -> None:
         """Return when all processes have called this."""

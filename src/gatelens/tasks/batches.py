@@ -14,7 +14,7 @@ from gatelens.tasks.base import Bucket, CircuitTask, Example, ResponseTask
 
 
 def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context: Context) -> list[Bucket]:
-    """The task's buckets in order, cut into batches that fit into the memory budget.
+    """The task's buckets in order, cut into batches that fit into the memory budget, at least one for each process.
 
     Arguments:
         numbers_per_prompt: how many float32 numbers the work holds for one prompt of a given length.
@@ -25,7 +25,8 @@ def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context
         )
     parts: list[Bucket] = []
     for bucket in task.buckets:
-        parts += bucket.parts(min(len(bucket), context.fits(numbers_per_prompt(bucket.clean.shape[1]))))
+        share = -(-len(bucket) // context.n_processes)
+        parts += bucket.parts(min(share, context.fits(numbers_per_prompt(bucket.clean.shape[1]))))
     return parts
 
 
