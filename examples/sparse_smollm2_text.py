@@ -6,8 +6,9 @@ Running text seldom requires a model to find a word in its context again, so the
 changes if a model has forgotten how. Some kinds of text require it:
 
     names      passages of novels in which names are exchanged for others, each always for the same one
-    functions  documented Python functions in which rare words are exchanged in the same way, from packages that are
-               installed and from packages that `pip download` fetches (20 MB, under the MIT and Apache-2.0 licences)
+    functions  documented Python functions in which rare words are exchanged in the same way, whole and without the code
+               after the docstring, from packages that are installed and from packages that `pip download` fetches
+               (20 MB, under the MIT and Apache-2.0 licences)
     twice      passages that are repeated
     own        what the dense model writes after function signatures, after first sentences of stories, and after
                beginnings of sentences from books
@@ -36,6 +37,7 @@ import torch
 import gatelens
 from gatelens.model import Model
 from gatelens.runtime.files import replace_file
+from gatelens.runtime.precision import use_bfloat16
 
 DATA = Path("../shared/data/text")
 WIKI = DATA / "wikitext2-valid.txt"
@@ -145,7 +147,9 @@ def names() -> list[str]:
 
 
 def functions(packages: Path) -> list[str]:
-    """Documented functions, each twice, with 70 % of the rare words exchanged.
+    """Documented functions with 70 % of the rare words exchanged: each whole, and as signature and docstring alone.
+
+    In a docstring that follows its signature, nearly every name of a parameter is a word to be found in the context.
 
     Arguments:
         packages: the folder into which packages are downloaded.
@@ -154,7 +158,7 @@ def functions(packages: Path) -> list[str]:
     python = [*_all_python(), *_downloaded(packages)]
     documented = sorted({function for text in python for function in _documented(text)})
     rare = _rare("\n".join(documented))
-    return [_exchange(draw, function[:PASSAGE], rare, rare, 0.7) for _ in range(2) for function in documented]
+    return [_exchange(draw, function[:PASSAGE], rare, rare, 0.7) for function in documented]
 
 
 def twice() -> list[str]:
@@ -176,7 +180,8 @@ def own(dense: Model, folder: Path) -> list[str]:
     Sampled at temperature 1. Each batch is written to a file of its own first.
     """
     openings = _openings(random.Random(4))
-    dense.hf.to(torch.bfloat16)
+    if use_bfloat16(dense.device, asked=True):
+        dense.hf.to(torch.bfloat16)
     parts = []
     for number in range(OWN_BATCHES):
         path = folder / f"own-{number:02d}.json"
@@ -241,12 +246,13 @@ def _names(text: str) -> list[str]:
 
 
 def _documented(text: str) -> list[str]:
-    """Functions whose docstring documents at least two parameters, right after its first line."""
+    """Functions whose docstring documents at least two parameters after its first line: whole, and without their code."""
     lines, found = text.splitlines(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").count(":param ") >= 2:
-            function = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-            found.append(re.sub(r'(""".*\n)[^\0]*?(?=\n *:param )', r"\1", function, count=1))
+            for last in (node.end_lineno, node.body[0].end_lineno):
+                function = textwrap.dedent("\n".join(lines[node.lineno - 1 : last]))
+                found.append(re.sub(r'(""".*\n)[^\0]*?(?=\n *:param )', r"\1", function, count=1))
     return found
 
 
