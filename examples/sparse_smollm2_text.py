@@ -102,7 +102,7 @@ PEOPLE = WORD.findall(
     """
 )
 OPENINGS = 1025  # of each kind, shuffled; the first ones are continued
-OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 6, 224  # sequences that are written together, how often, and their tokens
+OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 4, 224  # sequences that are written together, how often, and their tokens
 
 
 def write_texts(folder: Path, load: Callable[[], Model]) -> Path:
@@ -246,7 +246,7 @@ def _names(text: str) -> list[str]:
 
 
 def _documented(text: str) -> list[str]:
-    """Functions whose docstring documents at least two parameters after its first line: whole, and without their code."""
+    """Functions that document at least two parameters after the first line: whole, and without their code."""
     lines, found = text.splitlines(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").count(":param ") >= 2:
