@@ -20,6 +20,14 @@ def study(
     out: Annotated[Path | None, typer.Option(help="the folder of the study; default runs/FILE")] = None,
     engine: Annotated[str, typer.Option(help="local (this process) or ray (workers of Ray)")] = "local",
     address: Annotated[str | None, typer.Option(help="address of a Ray cluster; default: start Ray here")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="run only the cells with this model, task, level or setting, such as model=smollm2; repeatable: one "
+            "key with two values means either, two keys mean both",
+            metavar="KEY=PATTERN",
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -31,22 +39,24 @@ def study(
     """Run a grid of models, tasks and settings. Cells that are done are skipped, and a failure stops no other cell."""
     from rich.console import Console
 
+    from gatelens.jobs.study.chosen import chosen_cells
     from gatelens.jobs.study.cost import estimates, estimates_table
     from gatelens.jobs.study.file import read_study
     from gatelens.jobs.study.run import run_study
     from gatelens.report.page import write_report
 
     console = Console()
-    cells = read_study(file, quick)
+    asked = read_study(file, quick)
     folder = out or Path("runs") / f"{file.stem}{'-quick' * quick}"
     if dry_run:
-        console.print(estimates_table(cells, estimates(cells, folder)))
+        console.print(estimates_table(asked.title, estimates(chosen_cells(asked.cells, only or ()), folder)))
         return
     summary = run_study(
-        cells,
+        asked,
         folder,
         engine=engine,  # type: ignore[arg-type]
         address=address,
+        only=only or (),
         console=console,
         write_report=write_report,
     )

@@ -165,7 +165,7 @@ class TestDryRun:
     def test_a_study_says_its_cost_first(self, place: Path) -> None:
         printed = Console(file=StringIO(), width=200)
         study = read_study(write_study(place))
-        costs = estimates(study, place / "out", OneModel())
+        costs = estimates(study.cells, place / "out", OneModel())
         run_study(study, place / "out", console=printed)
         said = printed.file.getvalue()
         forwards = sum(cost.forwards for cost in costs)
@@ -177,16 +177,16 @@ class TestDryRun:
     def test_knows_what_is_done_and_what_cannot_be(self, place: Path) -> None:
         study = read_study(write_study(place))
         run_study(study, place / "out")
-        assert [cost.note for cost in estimates(study, place / "out")] == ["done", "done"]
+        assert [cost.note for cost in estimates(study.cells, place / "out")] == ["done", "done"]
         (place / "sparse" / "model.safetensors").write_bytes(b"damaged")
-        dense, sparse = estimates(study, place / "out")
+        dense, sparse = estimates(study.cells, place / "out")
         assert dense.done
         assert "cannot run" in sparse.note
         assert "damaged" in sparse.note
 
     def test_what_cannot_be_loaded_is_listed_too(self, place: Path) -> None:
         odd = 'odd = { load = "dense", device = "nowhere" }\nworse = "no such id"'
-        costs = estimates(read_study(write_study(place, models=odd)), place)
+        costs = estimates(read_study(write_study(place, models=odd)).cells, place)
         notes = {cost.cell.model.label: cost.note for cost in costs}
         assert notes["dense"] == "measured"
         assert "cannot run: there is no device 'nowhere'" in notes["odd"]

@@ -121,6 +121,14 @@ class StudyFolder:
             and (self.run_folder(cell) / RESULT).exists()
         )
 
+    def others(self, cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """These outcomes, and those of the other cells. A cell that nobody ran here and that is not done waits."""
+        return {cell.name: outcomes.get(cell.name) or self._done_or_waiting(cell) for cell in cells}
+
+    def _done_or_waiting(self, cell: Cell) -> Outcome:
+        before = self.outcome(cell)
+        return before if self.is_done(cell, before) else Outcome.new(cell.name)
+
     def set_aside(self, cell: Cell, outcome: Outcome) -> None:
         """Move the run of another fingerprint to ``outdated/``, so that the cell can be run again."""
         old = self.out / "outdated" / f"{cell.name}-{outcome.fingerprint[:8]}"

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,13 @@ def check_ray() -> None:
         raise GatelensError("the engine ray needs Ray: run `pip install 'gatelens[ray]'`, or use --engine local.")
 
 
-def run_on_ray(study: Study, folder: StudyFolder, display: Display, address: str | None) -> dict[str, Outcome]:
-    """Run all cells that are not done on Ray's workers."""
+def run_on_ray(
+    study: Study, cells: Sequence[Cell], folder: StudyFolder, display: Display, address: str | None
+) -> dict[str, Outcome]:
+    """Run those of these cells that are not done on Ray's workers."""
     outcomes: dict[str, Outcome] = {}
     left: list[Cell] = []
-    for cell in study.cells:
+    for cell in cells:
         before = folder.outcome(cell)
         if folder.is_done(cell, before):
             outcomes[cell.name] = before

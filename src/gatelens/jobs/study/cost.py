@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,6 @@ from gatelens.jobs.cost import duration, seconds_per_forward
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study._work import OneModel, reason_of
-from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.models import ModelSpec
 from gatelens.loading import BUILT_IN
 from gatelens.model import Model
@@ -73,8 +72,8 @@ class Estimate:
     done: bool = False
 
 
-def estimates(study: Study, out: Path, models: OneModel | None = None) -> list[Estimate]:
-    """The cost of every cell.
+def estimates(cells: Sequence[Cell], out: Path, models: OneModel | None = None) -> list[Estimate]:
+    """The cost of each of these cells.
 
     Arguments:
         models: loads the models of a run that is about to start. Only the first model that it needs is loaded, because
@@ -82,12 +81,12 @@ def estimates(study: Study, out: Path, models: OneModel | None = None) -> list[E
             other models are guessed. By default all models on this machine are loaded, one after the other.
     """
     folder = StudyFolder(out)
-    left = [cell for cell in study.cells if not folder.is_done(cell, folder.outcome(cell))]
+    left = [cell for cell in cells if not folder.is_done(cell, folder.outcome(cell))]
     if models is None:
         every = OneModel()
-        return [_estimate(cell, folder, lambda cell: cell.model, every) for cell in study.cells]
+        return [_estimate(cell, folder, lambda cell: cell.model, every) for cell in cells]
     first = left[0].model if left else None
-    return [_estimate(cell, folder, lambda cell: _related(cell.model, first), models) for cell in study.cells]
+    return [_estimate(cell, folder, lambda cell: _related(cell.model, first), models) for cell in cells]
 
 
 def _related(spec: ModelSpec, first: ModelSpec | None) -> ModelSpec | None:
@@ -106,12 +105,12 @@ def to_do(costs: list[Estimate]) -> str:
     return f"{len(left)} cell{'s' * (len(left) != 1)}, about {forwards:,.0f} forward passes of one prompt{time}"
 
 
-def estimates_table(study: Study, costs: list[Estimate]) -> Table:
+def estimates_table(title: str, costs: list[Estimate]) -> Table:
     """A table for the terminal, with the sums over the cells that are not done."""
     left = [cost for cost in costs if not cost.done]
     forwards, seconds = sum(cost.forwards for cost in left), sum(cost.seconds or 0 for cost in left)
     peak = max((cost.memory_gb or 0 for cost in left), default=0)
-    table = Table("cell", "forwards", "time", "memory", "", title=escape(study.title), show_footer=True)
+    table = Table("cell", "forwards", "time", "memory", "", title=escape(title), show_footer=True)
     footers = ("to do", f"{forwards:,.0f}", duration(seconds), f"{peak:.1f} GB", "")
     for column, footer in zip(table.columns, footers, strict=True):
         column.footer = footer

@@ -19,6 +19,7 @@ from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._dense_heads import describe_dense_heads
 from gatelens.jobs.study._folder import Outcome, StudyFolder
 from gatelens.jobs.study._work import OneModel, run_cell
+from gatelens.jobs.study.chosen import chosen_cells
 from gatelens.jobs.study.cost import Estimate, estimates, to_do
 from gatelens.jobs.study.file import Study
 from gatelens.jobs.study.summary import Summary, compare, load_circuits
@@ -53,6 +54,7 @@ def run_study(
     *,
     engine: Engine = "local",
     address: str | None = None,
+    only: Sequence[str] = (),
     console: Console | None = None,
     write_report: WriteReport | None = None,
 ) -> Summary:
@@ -67,6 +69,8 @@ def run_study(
         out: the folder of the study.
         engine: ``local`` is this process; ``ray`` are the workers of Ray.
         address: the address of an existing Ray cluster. By default Ray is started on this machine.
+        only: which cells to run, such as ``["model=smollm2"]`` (`chosen_cells`); all by default. The summary and the
+            report have all cells of the study that are done.
         console: where progress is shown.
         write_report: writes the report; by default there is none.
     """
@@ -79,21 +83,21 @@ def run_study(
             "a study cannot be started by `accelerate launch`: start the same command several times, and the processes "
             "share the cells, or use the engine ray."
         )
-    folder, run = StudyFolder(Path(out).resolve()), run_here
+    folder, run, cells = StudyFolder(Path(out).resolve()), run_here, chosen_cells(study.cells, only)
     if engine == "ray":
         from gatelens.jobs.study._ray_engine import check_ray, run_on_ray
 
         check_ray()
         run = partial(run_on_ray, address=address)
     folder.claim(study)
-    display = Display(console or Console(stderr=True), len(study.cells))
+    display = Display(console or Console(stderr=True), len(cells))
     try:
         with display.progress:
-            outcomes = run(study, folder, display)
+            outcomes = run(study, cells, folder, display)
     except KeyboardInterrupt as error:
         within = error.where if isinstance(error, Interrupted) else ""
         raise Interrupted(": ".join(filter(None, (display.cell, within)))) from error
-    return _finish(study, folder, outcomes, write_report)
+    return _finish(study, folder, folder.others(study.cells, outcomes), write_report)
 
 
 class Display:
@@ -141,13 +145,13 @@ class Display:
         self.progress.update(self.all, description=f"cells, about {duration(left)} left" if left else "cells")
 
 
-def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, Outcome]:
-    """Run all cells in this process. Cells that another process works on come last, when that process is done."""
+def run_here(study: Study, cells: Sequence[Cell], folder: StudyFolder, display: Display) -> dict[str, Outcome]:
+    """Run these cells in this process. Cells that another process works on come last, when that process is done."""
     started, models = time.time(), OneModel()
     display.at("load the first model and estimate the cost")
-    display.expect(estimates(study, folder.out, models))
+    display.expect(estimates(cells, folder.out, models))
     outcomes: dict[str, Outcome] = {}
-    waiting = running_order(study.cells)
+    waiting = running_order(cells)
     while waiting:
         busy: list[Cell] = []
         for cell in waiting:
@@ -162,7 +166,7 @@ def run_here(study: Study, folder: StudyFolder, display: Display) -> dict[str, O
             display.at(f"waiting for another process: {busy[0].name}")
             time.sleep(_PAUSE)
         waiting = busy
-    for problem in describe_dense_heads(study, folder, outcomes, models, display.at):
+    for problem in describe_dense_heads(study, folder, folder.others(study.cells, outcomes), models, display.at):
         display.progress.console.print(problem, markup=False, soft_wrap=True)
     return outcomes
 
@@ -194,7 +198,7 @@ def _finish(
             )
             summary.write(folder.out)
             page, problems = _report(summary, folder, write_report)
-            if not summary.failed:  # no process works on a cell any more
+            if summary.done == len(study.cells):  # no process works on a cell any more
                 for place in (folder.out, folder.out / "state"):
                     remove_half_written(place)
     except WriteError as error:

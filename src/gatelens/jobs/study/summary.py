@@ -62,6 +62,7 @@ class SummaryRecord(Record):
     title: str
     done: int = Field(description="number of cells that are done")
     failed: int = Field(description="number of cells that failed")
+    waiting: int = Field(default=0, description="number of cells that were not asked for and are not done")
     cells: list[CellSummary]
     multipliers: list[Comparison]
 
@@ -95,7 +96,20 @@ class Summary:
     @property
     def failed(self) -> int:
         """Number of cells that failed."""
-        return sum(outcome.status != "done" for outcome in self.outcomes.values())
+        return self._with_status("failed")
+
+    @property
+    def done(self) -> int:
+        """Number of cells that are done."""
+        return self._with_status("done")
+
+    @property
+    def waiting(self) -> int:
+        """Number of cells that were left for another command: ``only`` left them out."""
+        return self._with_status("waiting")
+
+    def _with_status(self, status: Status) -> int:
+        return sum(outcome.status == status for outcome in self.outcomes.values())
 
     @property
     def multipliers(self) -> list[Comparison]:
@@ -120,8 +134,9 @@ class Summary:
         record = SummaryRecord(
             schema_version=SCHEMA_VERSION,
             title=self.study.title,
-            done=len(self.outcomes) - self.failed,
+            done=self.done,
             failed=self.failed,
+            waiting=self.waiting,
             cells=cells,
             multipliers=self.multipliers,
         )
@@ -170,14 +185,14 @@ class Summary:
                 _number(cell.cpr, ".2f"),
                 _number(cell.cmd, ".2f"),
                 _number(cell.seconds, ",.0f"),
-                style="" if cell.status == "done" else "red",
+                style={"done": "", "waiting": "dim"}.get(cell.status, "red"),
             )
         return table
 
     def failures(self) -> list[str]:
         """A sentence for each cell that failed."""
         return [
-            f"{name} failed: {outcome.reason}" for name, outcome in self.outcomes.items() if outcome.status != "done"
+            f"{name} failed: {outcome.reason}" for name, outcome in self.outcomes.items() if outcome.status == "failed"
         ]
 
 
