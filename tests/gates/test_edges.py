@@ -102,14 +102,13 @@ class TestOracle:
     @pytest.mark.parametrize("kind", ["zero", "mean"])
     def test_zero_and_mean_as_the_reference(self, name: str, kind: str) -> None:
         model = tiny(name)
-        graph = Graph.of(model.anatomy)
         gates = random_gates(model, 2)
         corrupt = capture_components(model, BOTH[1])
         with torch.no_grad():
             runs = plain_run(model, BOTH[1])[0]
         wanted = {s: torch.zeros(()) if kind == "zero" else x.mean((0, 1)) for s, x in runs.items()}
         mean = corrupt.sources.mean((1, 2), keepdim=True)
-        reference = with_sources(corrupt, torch.zeros_like(mean) if kind == "zero" else mean, graph)
+        reference = with_sources(model, corrupt, torch.zeros_like(mean) if kind == "zero" else mean)
         found = run_edges(model, BOTH[0], gates, reference)
         for row, mine in zip(gates, found, strict=True):
             torch.testing.assert_close(mine, oracle(model, BOTH[0], row, wanted), **CLOSE)

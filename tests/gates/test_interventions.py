@@ -135,6 +135,46 @@ def test_patch_changes_only_the_asked_positions(part: str) -> None:
         torch.testing.assert_close(model.hf(TEXT).logits, start, **CLOSE)
 
 
+@torch.no_grad()
+def chain(model: Model, layer: int) -> Tensor:
+    """Logits if only the embedding reaches one MLP, and only this MLP the logits: from the model's own modules."""
+    anatomy, caught = model.anatomy, []
+    handle = anatomy.blocks[0].layer.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    model.hf(TEXT)
+    handle.remove()
+    biases = [anatomy.out_bias(block) for block in anatomy.blocks]
+    zeros = [torch.zeros(anatomy.width) if bias is None else bias for bias in biases]  # biases belong to no edge
+    block = anatomy.blocks[layer]
+    read = caught[0] + sum(zeros[: layer if anatomy.parallel else layer + 1])
+    written = block.after_mlp(block.mlp(block.before_mlp(read)))
+    logits = anatomy.unembed(anatomy.final_norm(written + sum(zeros)))
+    cap = getattr(model.hf.config, "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+@torch.no_grad()
+def check_chain(model: Model, layer: int) -> None:
+    parts, right = [f"embed -> M{layer}", f"M{layer} -> logits"], chain(model, layer)
+    with model.keep(parts):
+        torch.testing.assert_close(model.hf(TEXT).logits, right, **CLOSE)
+    torch.testing.assert_close(whole_text(model, TEXT, parts, "zero", keep=True), right[:, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_few_edges_are_exact_beside_a_large_stream(name: str) -> None:
+    """The stream of a few edges is small. Rounding errors of the whole stream, which the norms enlarge, stay out."""
+    model = tiny(name)
+    for parameter in model.anatomy.blocks[0].mlp_end.parameters():
+        parameter.mul_(1e4)
+    check_chain(model, layer=2)
+
+
+def test_a_few_edges_of_smollm2(smollm2: Model) -> None:
+    check_chain(smollm2, layer=29)
+    with torch.no_grad(), smollm2.keep("embed -> L3H2.q"):  # no edge reaches the logits
+        assert not smollm2.hf(TEXT).logits.any()
+
+
 def test_everything_open_is_plain_to_the_last_bit(family: Model) -> None:
     with torch.no_grad():
         plain = family.hf(TEXT).logits

@@ -83,7 +83,7 @@ class TestMetric:
         mean = torch.cat([run.sources.flatten(1, 2) for run in runs], 1).mean(1)[:, None, None]
         for i, bucket in enumerate(TASK.buckets):
             other = {"mean": mean, "zero": torch.zeros_like(mean)}.get(source)
-            reference = runs[i] if other is None else with_sources(runs[i], other, GRAPH)
+            reference = runs[i] if other is None else with_sources(MODEL, runs[i], other)
             wanted = TASK.metric(run_edges(MODEL, bucket.clean, kept, reference), bucket)
             torch.testing.assert_close(ours.metric(i, [80], complement), wanted, **CLOSE)
         if not complement:

@@ -93,7 +93,7 @@ class _EdgeRunFunction(torch.autograd.Function):
     ) -> Tensor:
         graph = Graph.of(model.anatomy)
         if constants is not None:
-            reference = with_sources(reference, constants.to(reference.sources)[:, None, None], graph)
+            reference = with_sources(model, reference, constants.to(reference.sources)[:, None, None])
         ctx.run = EdgeRun(model, graph, gates.detach(), reference, None, keep_inputs=True)
         ctx.tokens, ctx.inputs = tokens, (gates, constants)
         return ctx.run.logits(tokens)

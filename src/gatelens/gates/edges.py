@@ -138,7 +138,7 @@ class ComponentEdges(SharedLevel[S]):
         if source == "corrupt":
             return run
         sources = torch.zeros_like(run.sources[:, :1, :1]) if source == "zero" else mean()
-        return with_sources(run, sources, Graph.of(model.anatomy))
+        return with_sources(model, run, sources)
 
     def mean(
         self, model: Model, batches: Iterable[Int[Tensor, "_prompt _position"]]

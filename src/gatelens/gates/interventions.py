@@ -150,7 +150,7 @@ def _reference(model: Model, source: ClosedBy, on: Reading | None) -> Components
         return capture_components(model, source.tokens)
     any_token = capture_components(model, torch.zeros(1, 1, dtype=torch.int64))
     sources = torch.zeros_like(any_token.sources) if source == "zero" else EDGES.mean(model, _batches(model, on))
-    return with_sources(any_token, sources, Graph.of(model.anatomy))
+    return with_sources(model, any_token, sources)
 
 
 def _batches(model: Model, on: Reading | None) -> list[Tensor]:

@@ -166,6 +166,10 @@ class Anatomy:
         """The weight of the output projection, split into heads: (head, dim, width)."""
         return _linear(block.out)[0].T.unflatten(0, (self.n_heads, self.head_dim))
 
+    def out_bias(self, block: TransformerBlock) -> Tensor | None:
+        """The bias of the output projection (width), or None. It belongs to no head."""
+        return _linear(block.out)[1]
+
     def contributions(self, block: TransformerBlock, z: Tensor) -> Tensor:
         """What each head adds to the residual stream.
 
@@ -184,7 +188,7 @@ class Anatomy:
         by_head = z.reshape(-1, self.n_heads, self.head_dim).transpose(0, 1)
         shares = torch.bmm(by_head, self.out_weight(block)).unflatten(1, shape)
         if block.after_attention.module is not None:
-            bias = _linear(block.out)[1]
+            bias = self.out_bias(block)
             total = shares.sum(0) if bias is None else shares.sum(0) + bias
             shares *= block.after_attention.scale(total).to(shares.dtype)
         return shares
