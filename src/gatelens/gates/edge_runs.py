@@ -104,7 +104,7 @@ def with_sources(model: Model, run: Components, sources: Tensor) -> Components:
 
     A stream is then the sum of these sources and of the biases, which do not belong to an edge. The stream of the run
     minus the run's own sources would be the same up to the rounding errors of a stream of many thousands. But where the
-    sum is zero, a norm divides these errors by almost nothing, and logits of SmolLM2 change by up to 5.
+    sum is zero, a norm divides these errors by almost nothing: 1,000 random edges of SmolLM2 had logits of 0.9, not 0.
 
     Arguments:
         sources: (source, prompt or 1, position or 1, width).
