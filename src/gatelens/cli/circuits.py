@@ -93,7 +93,7 @@ def effect(
     load: Loader,
 ) -> None:
     """Evaluate an edge circuit that another program has found: how much of the task does it explain?"""
-    from gatelens.jobs.circuit import circuit_tasks
+    from gatelens.jobs.circuit_tasks import circuit_tasks
     from gatelens.jobs.evaluation import effect_cost
     from gatelens.measures.circuit_result import CircuitSettings
     from gatelens.measures.effect import edges_effect
@@ -107,7 +107,7 @@ def effect(
     loaded = load(model)
     model_graph = Graph.of(loaded.anatomy)
     _, circuit_edges = read_graph(graph, model_graph, loaded.anatomy.width)
-    _, [prompts] = circuit_tasks(loaded, task, CircuitSettings(n=settings.n, seed=settings.seed), options)
+    prompts = circuit_tasks(loaded, task, CircuitSettings(n=settings.n, seed=settings.seed), options).first
     print(f"cost: {effect_cost(loaded, prompts, settings.memory_gb)}", flush=True)
     inside, rest = edges_effect(loaded, prompts, circuit_edges, context=Context(settings.memory_gb))
     count = int(model_graph.on_a_path(circuit_edges[None]).sum())

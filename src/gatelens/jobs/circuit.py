@@ -11,7 +11,7 @@ from typing import Any
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
 from gatelens.gates.scores import Scores
-from gatelens.jobs._task import task_of
+from gatelens.jobs.circuit_tasks import CircuitTasks, circuit_tasks
 from gatelens.jobs.described import Dense, beside_dense, check_dense_one, describe_best, finished, name_of
 from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, save_circuit
 from gatelens.measures.circuit_tests import CircuitTests, check_circuit
@@ -32,8 +32,7 @@ from gatelens.runtime.processes import Processes, is_main
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask
-from gatelens.tasks.batches import hold_out, take
-from gatelens.tasks.token_roles import share_names
+from gatelens.tasks.batches import take
 
 CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
 _ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
@@ -69,66 +68,67 @@ def find_circuit(
         progress: called as progress(title, done, total).
     """
     settings = settings or CircuitSettings()
-    ranking_tasks, tasks = circuit_tasks(model, task, settings, options)
-    check_dense_one(dense, model, tasks[0])
-    settings = settings.replace(n=len(tasks[0]), seed=tasks[0].seed, seeds=len(tasks))
-    identity = {**tasks[0].spec(), "fingerprints": [seeded.fingerprint() for seeded in tasks]}
-    if settings.ranks_on_others:
-        identity["ranked_on"] = [seeded.fingerprint() for seeded in ranking_tasks]
-    asked = request("circuit", model.identity(), settings, task=identity)
-    longest = max(bucket.clean.shape[1] for seeded in tasks for bucket in seeded.buckets)
-    what = f"one prompt of {longest:,} tokens at the level {settings.level}"
-    Context(settings.memory_gb).require(_least_numbers(model, settings, longest), what)
+    tasks = circuit_tasks(model, task, settings, options)
+    check_dense_one(dense, model, tasks.first)
+    settings = settings.replace(n=len(tasks.first), seed=tasks.first.seed, seeds=len(tasks.evaluated))
+    budget = Context(settings.memory_gb)
+    what = f"one prompt of {tasks.longest:,} tokens at the level {settings.level}"
+    budget.require(_least_numbers(model, settings, tasks.longest), what)
+    asked = request("circuit", model.identity(), settings, task=tasks.identity())
     with RunFolder(out, asked, progress, Processes(model.device)) as run:
         if run.complete and run.path is not None:
-            return finished(run.path, tasks[0], dense, Context(settings.memory_gb))
-        parts = ("validity", "tests", "stability", "heads", *(f"seed-{seeded.seed}" for seeded in tasks))
-        contexts = {name: _context(run, settings, name) for name in parts}
-        seed_contexts = [contexts[f"seed-{seeded.seed}"] for seeded in tasks]
-        fitted_on = ranking_tasks if settings.ranks_on_others else [None] * len(tasks)
-        # 1. Whether there is an effect to explain.
-        try:
-            _check_effect(model, tasks, fitted_on, settings, seed_contexts)
-        except GatelensError:
-            run.withdraw()
-            raise
-        # 2. A score for every gate, maybe on other prompts than those of the curve.
-        scores = [
-            score(model, seeded, settings, context)
-            for seeded, context in zip(ranking_tasks, seed_contexts, strict=True)
-        ]
-        # 3. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
-        circuits = [
-            settings.circuits(model, seeded, own, context, fit)
-            for seeded, own, context, fit in zip(tasks, scores, seed_contexts, fitted_on, strict=True)
-        ]
-        curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
-        curve = replace(curve, ranked_on=len(ranking_tasks[0]) if settings.ranks_on_others else 0)
-        # 4. How far it can be trusted.
-        validity = _validate(circuits[0], scores, curve.of_seed(0), curve, settings, contexts["validity"])
-        tests = _test(circuits[0], scores[0], curve, settings, contexts["tests"])
-        stability = _stability(circuits[0], curve, settings, contexts["stability"])
-        # 5. What the best heads do.
-        heads = describe_best(model, tasks[0], scores[0], settings.describe, contexts["heads"])
-        heads = beside_dense(heads, tasks[0], dense, contexts["heads"])
-        result = CircuitResult(
-            model.name,
-            tasks[0].name,
-            settings,
-            scores,
-            curve,
-            validity,
-            run.seconds,
-            sparse=is_sparse(model.hf),
-            dense=name_of(dense),
-            graph=Graph.of(model.anatomy),
-            heads=heads,
-            tests=tests,
-            stability=stability,
-        )
-        # 6. The files, the summary last.
+            return finished(run.path, tasks.first, dense, budget)
+        result, circuits = _find(model, tasks, settings, dense, run)
         run.finish(_save(result, model, circuits, run.path) if run.path is not None and is_main() else {})
-        return result
+    return result
+
+
+def _find(
+    model: Model, tasks: CircuitTasks, settings: CircuitSettings, dense: Dense | None, run: RunFolder
+) -> tuple[CircuitResult, list[Circuits]]:
+    """The result of a job, and the circuits of each task seed."""
+    seed_contexts = [_context(run, settings, f"seed-{seeded.seed}") for seeded in tasks.evaluated]
+    # 1. Whether there is an effect to explain.
+    try:
+        _check_effect(model, tasks, settings, seed_contexts)
+    except GatelensError:
+        run.withdraw()
+        raise
+    # 2. A score for every gate, maybe on other prompts than those of the curve.
+    scores = [
+        score(model, ranked, settings, context) for ranked, context in zip(tasks.ranked, seed_contexts, strict=True)
+    ]
+    # 3. The metric of the top k, for a grid of k that is refined around the count, and of random gates.
+    circuits = [
+        settings.circuits(model, seeded, own, context, fitted_on)
+        for seeded, own, context, fitted_on in zip(tasks.evaluated, scores, seed_contexts, tasks.fitted_on, strict=True)
+    ]
+    curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
+    curve = replace(curve, ranked_on=tasks.ranked_on)
+    # 4. How far it can be trusted.
+    validity = _validate(circuits[0], scores, curve, settings, _context(run, settings, "validity"))
+    tests = _test(circuits[0], scores[0], curve, settings, _context(run, settings, "tests"))
+    stability = _stability(circuits[0], curve, settings, _context(run, settings, "stability"))
+    # 5. What the best heads do.
+    context = _context(run, settings, "heads")
+    heads = describe_best(model, tasks.first, scores[0], settings.describe, context)
+    heads = beside_dense(heads, tasks.first, dense, context)
+    result = CircuitResult(
+        model.name,
+        tasks.first.name,
+        settings,
+        scores,
+        curve,
+        validity,
+        run.seconds,
+        sparse=is_sparse(model.hf),
+        dense=name_of(dense),
+        graph=Graph.of(model.anatomy),
+        heads=heads,
+        tests=tests,
+        stability=stability,
+    )
+    return result, circuits
 
 
 def _context(run: RunFolder, settings: CircuitSettings, part: str) -> Context:
@@ -189,66 +189,21 @@ def _least_numbers(model: Model, settings: CircuitSettings, length: int) -> int:
     return max(circuit_numbers(level, model, length), level.attribute_numbers(model, length))
 
 
-def circuit_tasks(
-    model: Model, task: str | CircuitTask, settings: CircuitSettings, options: Mapping[str, Any] | None
-) -> tuple[list[CircuitTask], list[CircuitTask]]:
-    """The prompts that gates are ranked on and those that circuits are evaluated on, as one task for each seed.
-
-    They are the same unless prompts are held out. A task that is given is split in half then.
-    """
-    n = 2 * settings.n if settings.ranks_on_others else settings.n
-    n_seeds = 1 if isinstance(task, CircuitTask) else settings.seeds
-    seeds = range(settings.seed, settings.seed + n_seeds)
-    tasks: list[CircuitTask] = []
-    for seed in seeds:
-        seeded = task_of(task, model, n, seed, options)
-        if not isinstance(seeded, CircuitTask):
-            raise GatelensError(
-                f"the task {seeded.name} has target responses and no corrupt prompts: use `gatelens gate` for it."
-            )
-        tasks.append(seeded)
-    roles = share_names([seeded.token_roles for seeded in tasks])  # so that circuits of seeds can be compared
-    tasks = [replace(seeded, token_roles=own) for seeded, own in zip(tasks, roles, strict=True)]
-    if not settings.ranks_on_others:
-        return tasks, tasks
-    ranked, evaluated = zip(*map(_split, tasks), strict=True)
-    return list(ranked), list(evaluated)
-
-
-def _split(task: CircuitTask) -> tuple[CircuitTask, CircuitTask]:
-    """Two halves of a task, which share no prompt."""
-    ranked, evaluated = hold_out(task, len(task) // 2)
-    repeated = {pair.clean for pair in ranked.pairs} & {pair.clean for pair in evaluated.pairs}
-    if repeated or not len(evaluated):
-        different = len({pair.clean for pair in task.pairs})
-        raise GatelensError(
-            f"the task {task.name} has too few different prompts ({different}) to rank gates on {len(ranked)} and to "
-            f"evaluate circuits on {len(evaluated)} others: ask for fewer prompts, or set held_out to false."
-        )
-    return ranked, evaluated
-
-
-def _check_effect(
-    model: Model,
-    tasks: Sequence[CircuitTask],
-    fitted_on: Sequence[CircuitTask | None],
-    settings: CircuitSettings,
-    contexts: Sequence[Context],
-) -> None:
+def _check_effect(model: Model, tasks: CircuitTasks, settings: CircuitSettings, contexts: Sequence[Context]) -> None:
     """Raise an error if the effect of all gates cannot be told from 0, and warn if the model lacks the behaviour."""
     level = level_named(settings.level)
     effects = [
-        whole_effect(level, model, seeded, settings.source, fitted_on=fit, context=context)
-        for seeded, fit, context in zip(tasks, fitted_on, contexts, strict=True)
+        whole_effect(level, model, seeded, settings.source, fitted_on=fitted_on, context=context)
+        for seeded, fitted_on, context in zip(tasks.evaluated, tasks.fitted_on, contexts, strict=True)
     ]
-    if problem := noise_problem(effects, level, model.name, tasks[0]):
+    if problem := noise_problem(effects, level, model.name, tasks.first):
         if not settings.allow_noise:
             raise GatelensError(
                 f"{problem}: use more prompts (n), another task or another model, or go on with a warning "
                 "(--allow-noise)."
             )
         warnings.warn(f"{problem}.", GatelensWarning, stacklevel=3)
-    if warning := behaviour_warning(effects, model.name, tasks[0]):
+    if warning := behaviour_warning(effects, model.name, tasks.first):
         warnings.warn(warning, GatelensWarning, stacklevel=3)
 
 
@@ -284,18 +239,13 @@ def _stability(circuits: Circuits, curve: Curve, settings: CircuitSettings, cont
 
 
 def _validate(
-    circuits: Circuits,
-    scores: list[Scores],
-    first_curve: Curve,
-    curve: Curve,
-    settings: CircuitSettings,
-    context: Context,
+    circuits: Circuits, scores: list[Scores], curve: Curve, settings: CircuitSettings, context: Context
 ) -> Validity:
     """Check the scores against patching, and the circuit against the rest of the model and between seeds.
 
     Arguments:
-        circuits, first_curve: of the first task seed.
-        curve: of all task seeds.
+        circuits: of the first task seed.
+        scores, curve: of all task seeds.
     """
     check = ScoreCheck(Agreement(), ())
     if not settings.chosen_method.exact and settings.sample:
@@ -311,6 +261,6 @@ def _validate(
         strata=check.strata,
         kept=float(curve.kept[point]),
         effect=float(curve.effect[point]),
-        complement=complement_effect(circuits, first_curve, k, context=context),
+        complement=complement_effect(circuits, curve.of_seed(0), k, context=context),
         overlap=overlap(scores, k, settings.ranking, settings.selection),
     )

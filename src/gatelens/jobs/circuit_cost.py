@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gatelens.gates import LEVELS, optimal
-from gatelens.jobs.circuit import CHECKED_PROMPTS, circuit_tasks
+from gatelens.jobs.circuit import CHECKED_PROMPTS
+from gatelens.jobs.circuit_tasks import circuit_tasks
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.jobs.described import DESCRIBED_PROMPTS
 from gatelens.measures.areas import mib_counts
@@ -72,7 +73,7 @@ def circuit_cost(
     Arguments:
         task, settings, options: as for `find_circuit`.
     """
-    _, [prompts] = circuit_tasks(model, task, settings.replace(seeds=1), options)
+    prompts = circuit_tasks(model, task, settings.replace(seeds=1), options).first
     examples = as_responses(prompts)
     length = max(len(example.prompt_ids) for example in examples.examples)
     parts = circuit_parts(settings.replace(n=len(prompts)), Graph.of(model.anatomy), length)

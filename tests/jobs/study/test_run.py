@@ -17,7 +17,7 @@ from studies import LEVELS, go, numbers, write_study
 
 import gatelens.jobs.study.jobs as study_jobs
 from gatelens import CircuitSettings, GatelensError, find_circuit
-from gatelens.jobs.circuit import circuit_tasks
+from gatelens.jobs.circuit_tasks import circuit_tasks
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.models import ModelSpec, source_fingerprint
@@ -103,7 +103,7 @@ class TestResults:
         assert dense.dense is None
         settings = CircuitSettings(n=4, held_out=True)
         model = load(place / "dense")
-        _, [task] = circuit_tasks(model, "induction", settings, {"length": 4})
+        task = circuit_tasks(model, "induction", settings, {"length": 4}).first
         alone = describe(model, task, [line.head for line in saved.lines])
         for line in alone.lines:
             assert saved.dense[line.head].score == pytest.approx(line.score, abs=1e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gatelens.jobs.circuit import circuit_tasks
+from gatelens.jobs.circuit_tasks import circuit_tasks
 from gatelens.jobs.described import dense_lines
 from gatelens.jobs.study._cells import Cell
 from gatelens.jobs.study._folder import Outcome, StudyFolder
@@ -60,7 +60,7 @@ def describe_dense_heads(
 
 def _complete(cell: Cell, circuit: CircuitResult, dense: Model, folder: StudyFolder) -> None:
     settings = circuit.settings
-    _, [task] = circuit_tasks(dense, cell.where, settings.replace(seeds=1), cell.task_options)
+    task = circuit_tasks(dense, cell.where, settings.replace(seeds=1), cell.task_options).first
     if circuit.heads is not None and circuit.curve.fingerprints[:1] == (task.fingerprint(),):
         table = dense_lines(circuit.heads, task, dense, Context(settings.memory_gb))
         save_head_table(table, folder.run_folder(cell))
