@@ -15,9 +15,7 @@ from gatelens.runtime.files import read_numbers, replace_file
 
 Record = dict[str, float]
 """The numbers of one step, by the name of their column."""
-FIELDS = (
-    "step",
-    "length",
+MEASURED = (
     "loss",
     "kl",
     "cross_entropy",
@@ -26,9 +24,9 @@ FIELDS = (
     "open",
     "keys_per_query",
     "idle_heads",
-    "multiplier",
-    "tokens_per_second",
 )
+"""What a step measures on its sequences."""
+FIELDS = ("step", "length", *MEASURED, "multiplier", "tokens_per_second")
 
 
 class Log:

@@ -24,6 +24,7 @@ from gatelens.errors import GatelensError
 from gatelens.runtime.files import replace_file, write_tensors
 from gatelens.runtime.precision import use_bfloat16
 from gatelens.sparse.recording import gate_temperature, record_open, sequence_noise
+from gatelens.sparse.sparsify._log import MEASURED, Record
 from gatelens.sparse.sparsify._losses import Losses, losses
 from gatelens.sparse.sparsify._multiplier import Held, HeldKeys, HeldLoss, HeldOpen, Multiplier, load_state, state_of
 from gatelens.sparse.sparsify._optimizer_state import load_optimizer_tensors, optimizer_tensors
@@ -38,17 +39,6 @@ from gatelens.sparse.sparsify.settings import SparsifySettings
 
 DIVERGED = 3.0  # nats above the target and above the first loss: no constraint brings a model back from there
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-MEASURED = (
-    "loss",
-    "kl",
-    "cross_entropy",
-    "above_dense",
-    "expected_open",
-    "open",
-    "keys_per_query",
-    "idle_heads",
-)
-Numbers = dict[str, float]
 
 
 class Training:
@@ -107,7 +97,7 @@ class Training:
             ),
         ]
 
-    def step(self, step: int) -> Numbers:
+    def step(self, step: int) -> Record:
         """Update the weights once, from the sequences of this step (counted from 0), and return what was measured."""
         settings, processes = self.settings, self.accelerator.num_processes
         rates = [rate for parameters, rate in self._parameters_with_rates() if parameters]
@@ -176,7 +166,7 @@ class Training:
         pieces = self.settings.length // self.length(step)
         return [(number, piece) for number in numbers for piece in range(pieces)]
 
-    def _loss_of_texts(self, numbers: Numbers) -> dict[str, float]:
+    def _loss_of_texts(self, numbers: Record) -> dict[str, float]:
         """Take the mean loss of each text that was read in this step out of what was measured."""
         of_texts: dict[str, float] = {}
         for index, text in enumerate(self.sequences.texts):
@@ -219,14 +209,14 @@ class Training:
         if self.settings.bias_end is not None and self.settings.hold != "open":
             self.student.set_bias(self.settings.bias_at(steps))
 
-    def _mean(self, measured: Tensor) -> tuple[Numbers, bool]:
+    def _mean(self, measured: Tensor) -> tuple[Record, bool]:
         """The mean over processes, by name, and whether any gradient contains NaN or infinity."""
         values = self.accelerator.reduce(measured, reduction="mean").tolist()
         texts = range(len(self.sequences.texts))
         names = (*MEASURED, *(f"loss {index}" for index in texts), *(f"count {index}" for index in texts))
         return dict(zip(names, values[:-1], strict=True)), values[-1] > 0
 
-    def _check_divergence(self, step: int, numbers: Numbers, not_finite: bool) -> None:
+    def _check_divergence(self, step: int, numbers: Record, not_finite: bool) -> None:
         loss, target = numbers["loss"], self.settings.target
         self.first_loss = loss if self.first_loss is None else self.first_loss
         bad = not_finite or not math.isfinite(loss) or not math.isfinite(numbers["expected_open"])

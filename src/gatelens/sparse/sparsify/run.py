@@ -49,7 +49,7 @@ from gatelens.sparse.sparsify._steps import make_steps
 from gatelens.sparse.sparsify._student import Student, with_narrow_weights
 from gatelens.sparse.sparsify._teacher_cache import TeacherCache
 from gatelens.sparse.sparsify._training import WEIGHTS, Training
-from gatelens.sparse.sparsify.judge import check_length, judge, named
+from gatelens.sparse.sparsify.judge import Judgement, check_length, judge, named
 from gatelens.sparse.sparsify.settings import SparsifySettings
 from gatelens.sparse.text import TextSource, keep_apart, sequences
 
@@ -102,34 +102,26 @@ def sparsify(
     folder = None if out is None else Path(out)
     accelerator = _accelerator(model, settings, folder, track)
     main = bool(accelerator.is_main_process)
+    first_run = None if start is None else Path(start)
     with nullcontext() if folder is None else writing(folder):
         # 1. Everything that can be wrong with the request
         texts = _read_texts(model, text, held_out, settings)
         sharded = is_sharded(accelerator)
         cache = _teacher_cache(model, settings, teacher_cache, sharded)
         narrow = settings.weights == "lora" and not sharded and use_bfloat16(model.device, settings.bf16)
-        read = with_narrow_weights(model) if narrow else model
-        student = Student(read, settings, share=not sharded)
-        first_run = None if start is None else Path(start)
+        base = with_narrow_weights(model) if narrow else model
+        student = Student(base, settings, share=not sharded)
         resumes = bool(folder and Checkpoints(folder / "checkpoints").steps())
         if first_run is not None and not resumes:
-            if is_adapter(first_run) and not (first_run / "checkpoints").exists():
-                student.load_adapter(first_run)
-            else:
-                student.load_state(_last_weights(first_run))
+            _begin_with(student, first_run)
         processes = Processes(model.device) if folder else None
         with SparsifyFolder(folder, model, settings, texts.training, first_run, processes) as run:
             # 2. Training, from the last checkpoint on
             with accelerator.main_process_first() if folder else nullcontext():
                 own = _own_text(model, texts.training, settings, folder, show and main)
             numbered = TrainingSequences([*texts.training, *own], settings.seed)
-            sizes = None
-            if student.offsets() and not resumes:
-                batches = calibration_batches(numbered, settings)
-                if student.is_new and first_run is None:
-                    student.set_gates(calibrate(model.hf, batches, settings.open_mass, settings.close_first))
-                sizes = input_sizes(model.hf, batches).tolist()
-            dense = copy.deepcopy(read.hf) if sharded else read.hf.to(accelerator.device)  # sharding is in place
+            sizes = None if resumes else _calibrate(model, student, numbered, settings, first_run)
+            dense = copy.deepcopy(base.hf) if sharded else base.hf.to(accelerator.device)  # sharding is in place
             training = Training(student, dense, numbered, settings, accelerator, sizes, cache)
             make_steps(training, texts.held_out, folder, show and main)
             for tracker in accelerator.trackers:
@@ -137,16 +129,15 @@ def sparsify(
 
             # 3. The result
             sparse, trained = _trained_model(model, training)
-            judged = {}
+            judged: dict[str, Judgement] = {}
             if folder is not None and main:
                 judged = {name: judge(model.hf, sparse, tokens) for name, tokens in texts.on_card.items()}
                 card = write_card(model, texts.sources, settings, settings.steps, judged, first_run)
                 write_result(sparse, trained, model, folder, settings, card)
-            texts_judged = {name: judgement.as_dict() for name, judgement in judged.items()}
-            run.finish({"kind": "sparsify", "steps": settings.steps, "texts": texts_judged})
-    if folder is None:
-        return Model(f"sparse-{model.name}", sparse, model.tokenizer, describe(sparse))
-    return Model(folder.resolve().name, sparse, model.tokenizer, describe(sparse), str(folder.resolve()))
+            numbers = {name: judgement.as_dict() for name, judgement in judged.items()}
+            run.finish({"kind": "sparsify", "steps": settings.steps, "texts": numbers})
+    name, source = (f"sparse-{model.name}", "") if folder is None else (folder.resolve().name, str(folder.resolve()))
+    return Model(name, sparse, model.tokenizer, describe(sparse), source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +168,45 @@ def _read_texts(
     return _Texts(sources, training, held, held or trained_on)
 
 
+def _begin_with(student: Student, start: Path) -> None:
+    """Give a student the weights and gates of an adapter, or of the last checkpoint of a run."""
+    if is_adapter(start) and not (start / "checkpoints").exists():
+        student.load_adapter(start)
+    else:
+        student.load_state(_last_weights(start))
+
+
+def _last_weights(run: Path) -> dict[str, Tensor]:
+    last = Checkpoints(run / "checkpoints").last()
+    if last is None or not (last / WEIGHTS).exists():
+        raise GatelensError(f"{run} has no checkpoint to start from: give the folder of a run that wrote one.")
+    try:
+        return load_file(last / WEIGHTS)
+    except SafetensorError as error:
+        raise GatelensError(f"{last} is damaged ({error}): start from another run, or copy this one again.") from error
+
+
 def calibration_batches(sequences: TrainingSequences, settings: SparsifySettings) -> list[Tensor]:
     """Sequences of all lengths that are trained on, for calibration: (sequence, token) for each length."""
     counts = {length: max(2, CALIBRATION // length) for length in sorted(set(settings.used_lengths))}
     # No step reads the sequences with these numbers: those have a number and a piece.
     return [sequences.batch([(i,) for i in range(count)], length).tokens for length, count in counts.items()]
+
+
+def _calibrate(
+    model: Model, student: Student, sequences: TrainingSequences, settings: SparsifySettings, start: Path | None
+) -> list[float] | None:
+    """Choose the gates of a student that does not begin with others, and return `Training.input_sizes`.
+
+    Both are for probability gates only: without offsets nothing is done, and None is returned.
+    """
+    if not student.offsets():
+        return None
+    batches = calibration_batches(sequences, settings)
+    if student.is_new and start is None:
+        student.set_gates(calibrate(model.hf, batches, settings.open_mass, settings.close_first))
+    sizes: list[float] = input_sizes(model.hf, batches).tolist()
+    return sizes
 
 
 def _teacher_cache(
@@ -225,16 +250,6 @@ def _trained_model(model: Model, training: Training) -> tuple[Any, dict[str, Ten
         student.set_bias(gate_biases(training.student.hf))
     trained = student.state()
     return merged(student), trained
-
-
-def _last_weights(run: Path) -> dict[str, Tensor]:
-    last = Checkpoints(run / "checkpoints").last()
-    if last is None or not (last / WEIGHTS).exists():
-        raise GatelensError(f"{run} has no checkpoint to start from: give the folder of a run that wrote one.")
-    try:
-        return load_file(last / WEIGHTS)
-    except SafetensorError as error:
-        raise GatelensError(f"{last} is damaged ({error}): start from another run, or copy this one again.") from error
 
 
 def _accelerator(model: Model, settings: SparsifySettings, folder: Path | None, track: Tracker | None) -> Any:
