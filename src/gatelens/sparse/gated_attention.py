@@ -31,7 +31,7 @@ The probability gate, the offsets and the rest value are gatelens's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -62,6 +62,23 @@ class GatedAttention(tuple[Tensor, Tensor, Tensor | None]):
     """Number of keys that each query sees."""
     expected_keys: Float[Tensor, "batch head query"]
     """Sum of sigmoid(l / t) over the keys that a query sees, with gradient."""
+
+    @classmethod
+    def of(
+        cls,
+        z: Tensor,
+        expected_keys: Float[Tensor, "batch head query"],
+        open_keys: Int64[Tensor, "batch head query"],
+        visible_keys: Int64[Tensor, "batch head query"],
+        edges: Tensor | None,
+    ) -> Self:
+        """The result, with means over visible pairs from the numbers of keys of each query."""
+        pairs = visible_keys.sum(-1)
+        at_least_one = pairs.clamp(min=1)
+        result = cls((z, expected_keys.sum(-1) / at_least_one, edges))
+        result.open_share, result.pairs = open_keys.sum(-1) / at_least_one, pairs
+        result.open_keys, result.visible_keys, result.expected_keys = open_keys, visible_keys, expected_keys
+        return result
 
 
 def gated_attention(
@@ -114,36 +131,28 @@ def gated_attention(
     Example:
         z, expected_open, _ = gated_attention(q, k, v, bias=5.0, gate="probability", sample=True)
     """
-    _check(q, k, v, causal, window, padding, mask, gate)
-    if not temperature > 0:
-        raise GatelensError(f"temperature is {temperature}: it must be above 0.")
+    _check(q, k, v, causal, window, padding, mask, gate, temperature)
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
     groups = (kv_heads, heads // kv_heads)
+    padding = None if padding is None else padding.bool()
+    mask = None if mask is None else _group_mask(mask, (batch, heads, queries, keys), groups)
     options = Options(
         scale=dim**-0.5 if scale is None else scale,
         softcap=softcap,
         probability=gate == "probability",
         temperature=temperature,
         straight_through=straight_through,
-        visibility=Visibility(
-            queries,
-            keys,
-            causal,
-            window,
-            None if padding is None else padding.bool(),
-            None if mask is None else _group_mask(mask, (batch, heads, queries, keys), groups),
-        ),
+        visibility=Visibility(queries, keys, causal, window, padding, mask),
         noise=noise_integers((batch, *groups), queries, keys, q.device, generator) if sample else None,
     )
-    # 1. The offsets, in the dtype that is computed in; the bias becomes part of the queries' offsets
+    # The offsets, in the dtype that is computed in; the bias becomes part of the queries' offsets.
     of_queries = broadcast("bias", _wide(bias, q), (batch, heads))[..., None].expand(batch, heads, queries)
     if query_offset is not None:
         of_queries = of_queries + _exact("query_offset", query_offset, (batch, heads, queries), q)
     of_keys = None if key_offset is None else _exact("key_offset", key_offset, (batch, heads, keys), q)
     rest = None if rest is None else _exact("rest", rest, (heads, v.shape[-1]), q)
-    # 2. The operator; scores stay in float32 under mixed precision
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False):  # scores stay in float32 under mixed precision
         z, *counts, edges = GatedAttentionFunction.apply(  # type: ignore[no-untyped-call]
             q.unflatten(1, groups),
             k,
@@ -155,14 +164,7 @@ def gated_attention(
             return_open,
         )
     expected, opened, visible = (count.flatten(1, 2) for count in counts)
-    # 3. The result
-    pairs = visible.sum(-1)
-    at_least_one = pairs.clamp(min=1)
-    expected_open = expected.sum(-1) / at_least_one
-    result = GatedAttention((z.flatten(1, 2), expected_open, edges.flatten(1, 2) if return_open else None))
-    result.open_share, result.pairs = opened.sum(-1) / at_least_one, pairs
-    result.open_keys, result.visible_keys, result.expected_keys = opened, visible, expected
-    return result
+    return GatedAttention.of(z.flatten(1, 2), expected, opened, visible, edges.flatten(1, 2) if return_open else None)
 
 
 def _group_mask(
@@ -195,6 +197,7 @@ def _check(
     padding: Tensor | None,
     mask: Tensor | None,
     gate: str,
+    temperature: float,
 ) -> None:
     """Raise one clear sentence for arguments that would fail far from here, or give wrong numbers."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -214,6 +217,8 @@ def _check(
         raise GatelensError(f"mask should be boolean, True for a visible pair, not {mask.dtype}.")
     if gate not in get_args(Gate):
         raise GatelensError(f"gate should be one of {', '.join(get_args(Gate))}, not {gate!r}.")
+    if not temperature > 0:
+        raise GatelensError(f"temperature is {temperature}: it must be above 0.")
 
 
 def broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
