@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from gatelens import Model
 from gatelens.model.anatomy import describe
-from gatelens.sparse.in_model import record_open
+from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify import SparsifySettings, sparsify
 
 OUT = Path("runs/addition-toy")

@@ -18,7 +18,8 @@ from gatelens.gates.runs import capture
 from gatelens.methods.attribution import attribute_attention
 from gatelens.methods.patching import patch_attention
 from gatelens.runtime.context import Context
-from gatelens.sparse.in_model import make_sparse, record_open
+from gatelens.sparse.in_model import make_sparse
+from gatelens.sparse.recording import record_open
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 BOTH = prompts(), prompts(seed=1)  # clean and corrupt

@@ -12,7 +12,8 @@ import gatelens
 from gatelens import GatelensError, Model
 from gatelens.loading import BUILT_IN, builtin, made_from
 from gatelens.loading.builtin import names_adapter, path_of
-from gatelens.sparse.in_model import is_sparse, record_open
+from gatelens.sparse.in_model import is_sparse
+from gatelens.sparse.recording import record_open
 
 
 def write_about(folder: Path, base: str) -> str:

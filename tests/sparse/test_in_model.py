@@ -15,15 +15,8 @@ from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, St
 
 from gatelens.errors import GatelensError
 from gatelens.model import Model
-from gatelens.sparse.in_model import (
-    dense_attention,
-    gate_biases,
-    is_sparse,
-    make_dense,
-    make_sparse,
-    record_open,
-    save_sparse,
-)
+from gatelens.sparse.in_model import dense_attention, gate_biases, is_sparse, make_dense, make_sparse, save_sparse
+from gatelens.sparse.recording import record_open
 
 OPEN = 1e4
 CLOSE = {"rtol": 1e-5, "atol": 5e-5}  # logits reach 12 in these models

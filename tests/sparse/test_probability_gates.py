@@ -20,10 +20,10 @@ from transformers.masking_utils import sdpa_mask
 from gatelens.errors import GatelensError
 from gatelens.model import Model
 from gatelens.sparse._head_gates import _as_columns, _from_columns
+from gatelens.sparse.attention_interface import edge_gates
 from gatelens.sparse.in_model import (
     GateValues,
     dense_attention,
-    edge_gates,
     gate_values,
     is_sparse,
     make_dense,

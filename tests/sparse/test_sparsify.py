@@ -22,8 +22,9 @@ from gatelens.report.run_figures import draw_run
 from gatelens.runtime import precision
 from gatelens.runtime.journal import Journal
 from gatelens.sparse.adapters import apply_adapter, base_of, is_adapter
-from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse, record_open
+from gatelens.sparse.in_model import gate_biases, is_sparse, make_sparse
 from gatelens.sparse.mixture import TrainingText
+from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify import SparsifySettings, _losses, evaluate, sparsify
 from gatelens.sparse.sparsify._log import Log
 from gatelens.sparse.sparsify._losses import losses

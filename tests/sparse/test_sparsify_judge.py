@@ -22,8 +22,9 @@ from simple_settings import SIMPLE
 import gatelens
 from gatelens.errors import GatelensError
 from gatelens.model import Model
-from gatelens.sparse.in_model import make_sparse, record_open, save_sparse
+from gatelens.sparse.in_model import make_sparse, save_sparse
 from gatelens.sparse.mixture import read_training_texts, texts_of
+from gatelens.sparse.recording import record_open
 from gatelens.sparse.sparsify import SparsifySettings, evaluate, sparsify
 from gatelens.sparse.sparsify.judge import named
 from gatelens.sparse.text import sequences

@@ -13,9 +13,9 @@ from simple_settings import SIMPLE
 from torch import Tensor
 
 from gatelens.model import Model
-from gatelens.sparse.in_model import make_sparse, record_open
+from gatelens.sparse.in_model import make_sparse
 from gatelens.sparse.mixture import TrainingText
-from gatelens.sparse.recording import sequence_noise
+from gatelens.sparse.recording import record_open, sequence_noise
 from gatelens.sparse.sparsify import SparsifySettings
 from gatelens.sparse.sparsify._penalty import penalty
 from gatelens.sparse.sparsify._sequences import TrainingSequences

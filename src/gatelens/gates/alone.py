@@ -12,7 +12,7 @@ from torch import Tensor
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, skip_to
 from gatelens.model import Model
-from gatelens.sparse.in_model import offset_modules
+from gatelens.sparse.attention_interface import offset_modules
 
 
 class Done(Exception):

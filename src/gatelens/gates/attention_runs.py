@@ -24,7 +24,8 @@ from gatelens.gates.hooks import Hooks
 from gatelens.gates.runs import forward, gradient_numbers, only_last_position, repeat
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.sparse.in_model import edge_gates, is_sparse
+from gatelens.sparse.attention_interface import edge_gates
+from gatelens.sparse.in_model import is_sparse
 
 _NAME = "gatelens-edges"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -20,7 +20,7 @@ from gatelens.gates.query_key import QueryKeyEdges
 from gatelens.gates.runs import forward
 from gatelens.model import Model
 from gatelens.model.graph import Graph
-from gatelens.sparse.in_model import offset_modules
+from gatelens.sparse.attention_interface import offset_modules
 from gatelens.tasks.base import Bucket
 
 _DESTINATIONS_AT_ONCE = 96

@@ -27,7 +27,7 @@ from gatelens.model.anatomy import TransformerBlock
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import widen
-from gatelens.sparse.in_model import offset_modules
+from gatelens.sparse.attention_interface import offset_modules
 
 Write = Callable[[int, Tensor], None]
 """Called as write(first source, outputs) with outputs (source, prompt, position, width)."""

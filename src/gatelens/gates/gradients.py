@@ -14,7 +14,7 @@ from gatelens.gates.hooks import Edit, Hooks
 from gatelens.gates.runs import forward, repeat, skip_to
 from gatelens.model import Model
 from gatelens.model.anatomy import TransformerBlock
-from gatelens.sparse.in_model import offset_modules
+from gatelens.sparse.attention_interface import offset_modules
 
 Metric = Callable[[Tensor], Tensor]
 """Maps logits (prompt, vocab) at the last position to one number for each prompt."""

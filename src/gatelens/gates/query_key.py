@@ -21,7 +21,7 @@ from gatelens.gates.runs import repeat
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.precision import widen
-from gatelens.sparse.in_model import offset_modules
+from gatelens.sparse.attention_interface import offset_modules
 
 _SOURCES_AT_ONCE = 16
 

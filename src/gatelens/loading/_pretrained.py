@@ -16,7 +16,7 @@ from gatelens.loading._explain import explained, only_pickled
 from gatelens.loading.builtin import BUILT_IN
 from gatelens.model.families import FAMILIES, family_of
 from gatelens.model.first_token import adding_first_token
-from gatelens.sparse.in_model import check_config
+from gatelens.sparse.saved_gates import check_config
 
 
 @dataclass(frozen=True)

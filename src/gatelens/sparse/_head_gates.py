@@ -25,8 +25,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import Cache
 
 from gatelens.sparse.gated_attention import Gate
+from gatelens.sparse.saved_gates import NAME, saved_bias
 
-NAME = "gatelens"
 PARTS = {torch.float16: 3, torch.bfloat16: 3}  # columns that hold one offset in float32 precision; else one column
 
 
@@ -103,6 +103,18 @@ def detach_gates(module: Any) -> None:
     for name in ("gate_bias", "gate_rest", "gate_query", "gate_key"):
         if hasattr(module, name):
             delattr(module, name)
+
+
+def gates_of(module: Any) -> ModuleGates:
+    """The gates of an attention module. Biases of a model that plain transformers opened are still in its config."""
+    if not hasattr(module, "gate_bias"):
+        attach_gates(module, ModuleGates("score", saved_bias(module.config)[module.layer_idx]), learned=False)
+        module.config.attn_implementation = NAME  # for the next save, see save_sparse
+    if gate_of(module) == "score":
+        return ModuleGates("score", module.gate_bias)
+    return ModuleGates(
+        "probability", module.gate_bias, module.gate_query.weight, module.gate_key.weight, module.gate_rest
+    )
 
 
 def take_offsets(

@@ -28,9 +28,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from gatelens.errors import GatelensError
-from gatelens.sparse._head_gates import NAME
 from gatelens.sparse.in_model import GateValues
 from gatelens.sparse.recording import attention_modules
+from gatelens.sparse.saved_gates import NAME
 
 LOWEST = -20.0  # edges with a smaller log p are counted as if they had this one
 WIDTH = 0.01  # resolution of the thresholds, in log p
