@@ -61,45 +61,36 @@ def capture_attention(model: Model, tokens: Int[Tensor, "prompt position"]) -> A
     return AttentionRun(weights, values, torch.stack(edges, 1), logits)
 
 
-@torch.no_grad()
 def attention_patterns(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """All attention weights of a plain run and where edges exist: (prompt, layer, head, query, key), on the CPU.
 
     The weights are those of the softmax over all visible keys, in a sparse model also where the gate is closed.
     Cost: 1 forward.
     """
-    weights: list[Tensor] = []
-    edges: list[Tensor] = []
-
-    def keep(p: Tensor, exists: Tensor, v: Tensor) -> Tensor:
-        edges.append(exists.expand_as(p).cpu())
-        return p @ v
-
-    with Hooks() as hooks:
-        _intercept(model, hooks, [keep] * model.n_layers, before_gates=lambda p: weights.append(p.cpu()))
-        forward(model, tokens, None, hooks, "last")
-    return torch.stack(weights, 1), torch.stack(edges, 1)
+    return _patterns(model, tokens, lambda x: x)
 
 
-@torch.no_grad()
 def attention_of_query(model: Model, tokens: Tensor, query: int = -1) -> tuple[Tensor, Tensor]:
     """The attention of one query, as in `attention_patterns`: (prompt, layer, head, key), on the CPU.
 
     Memory grows with the length of the prompts and not with its square, except for the layer that runs. Cost: 1
     forward.
     """
+    return _patterns(model, tokens, lambda x: x[..., query, :])
+
+
+@torch.no_grad()
+def _patterns(model: Model, tokens: Tensor, part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """A part of the attention weights and edges of each layer: (prompt, layer, head, ...), on the CPU."""
     weights: list[Tensor] = []
     edges: list[Tensor] = []
 
     def keep(p: Tensor, exists: Tensor, v: Tensor) -> Tensor:
-        edges.append(exists.expand_as(p)[..., query, :].cpu())
+        edges.append(part(exists.expand_as(p)).cpu())
         return p @ v
 
-    def keep_weights(p: Tensor) -> None:
-        weights.append(p[..., query, :].cpu())
-
     with Hooks() as hooks:
-        _intercept(model, hooks, [keep] * model.n_layers, before_gates=keep_weights)
+        _intercept(model, hooks, [keep] * model.n_layers, before_gates=lambda p: weights.append(part(p).cpu()))
         forward(model, tokens, None, hooks, "last")
     return torch.stack(weights, 1), torch.stack(edges, 1)
 
@@ -203,12 +194,12 @@ def _intercept(
     config._attn_implementation = _NAME
     hooks.callback(setattr, config, "_attn_implementation", own)
     for block, attend in zip(model.anatomy.blocks, attends, strict=True):
-        block.attention.edge_gates = _EdgeGates(attend, sparse, before_gates)  # type: ignore[assignment]
-        hooks.callback(delattr, block.attention, "edge_gates")
+        block.attention.interception = _Interception(attend, sparse, before_gates)  # type: ignore[assignment]
+        hooks.callback(delattr, block.attention, "interception")
 
 
 @dataclass(frozen=True, eq=False)
-class _EdgeGates:
+class _Interception:
     """What an attention module carries while this module computes its attention."""
 
     attend: Attend
@@ -232,19 +223,19 @@ def _attention(
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    gates: _EdgeGates = module.edge_gates  # type: ignore[assignment]
+    interception: _Interception = module.interception  # type: ignore[assignment]
     edges, rest = (attention_mask == 0).expand_as(scores), None
     p = torch.softmax(scores + attention_mask, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query)
-    if gates.before_gates is not None:
-        gates.before_gates(p)
-    if gates.sparse:
+    if interception.before_gates is not None:
+        interception.before_gates(p)
+    if interception.sparse:
         opened = edge_gates(module, scores, edges)
         edges, rest = opened.edges, opened.rest
         p = p * edges
     if rest is None:
-        return gates.attend(p, edges, value).transpose(1, 2).contiguous(), None
+        return interception.attend(p, edges, value).transpose(1, 2).contiguous(), None
     # z = rest + sum over open keys of p (v - rest): an edge carries p (v - rest), and the rest value belongs to no edge
-    z = rest[:, None] + gates.attend(p, edges, value - rest[:, None])
+    z = rest[:, None] + interception.attend(p, edges, value - rest[:, None])
     return z.transpose(1, 2).contiguous(), None
 
 
