@@ -86,7 +86,7 @@ def circuit(level: str, method: str) -> Callable[[Model, CircuitTask], object]:
 
     def run(model: Model, task: CircuitTask) -> object:
         from gatelens.jobs.circuit import find_circuit
-        from gatelens.measures.circuit_result import CircuitSettings
+        from gatelens.measures.circuit_settings import CircuitSettings
 
         few = CircuitSettings(
             level=level,

@@ -314,7 +314,7 @@ def command_lines(draw: DrawFn) -> Files:
 
 
 def _numeric_options(command: str) -> list[str]:
-    from gatelens.measures.circuit_result import CircuitSettings
+    from gatelens.measures.circuit_settings import CircuitSettings
     from gatelens.measures.roles_result import RolesSettings
 
     fixed = {

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from gatelens.measures.ablation import ablation_curve as ablation_curve
     from gatelens.measures.attribution_graph import write_attribution_graph as write_attribution_graph
     from gatelens.measures.circuit_result import CircuitResult as CircuitResult
-    from gatelens.measures.circuit_result import CircuitSettings as CircuitSettings
     from gatelens.measures.circuit_result import load_circuit as load_circuit
+    from gatelens.measures.circuit_settings import CircuitSettings as CircuitSettings
     from gatelens.measures.contrast_result import ContrastResult as ContrastResult
     from gatelens.measures.contrast_result import TwoTaskSettings as TwoTaskSettings
     from gatelens.measures.contrast_result import load_contrast as load_contrast
@@ -144,7 +144,8 @@ _MODULES = {
     "gatelens.measures.describe": ("describe",),
     "gatelens.measures.head_table": ("HeadLine", "HeadTable"),
     "gatelens.measures.head_attention": ("HeadAttention", "attention"),
-    "gatelens.measures.circuit_result": ("CircuitResult", "CircuitSettings", "load_circuit"),
+    "gatelens.measures.circuit_settings": ("CircuitSettings",),
+    "gatelens.measures.circuit_result": ("CircuitResult", "load_circuit"),
     "gatelens.measures.ablation": ("AblationCurve", "ablation_curve"),
     "gatelens.measures.roles_result": ("RolesResult", "RolesSettings", "load_roles"),
     "gatelens.measures.contrast_result": ("ContrastResult", "TwoTaskSettings", "load_contrast"),

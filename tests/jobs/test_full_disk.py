@@ -30,7 +30,8 @@ from gatelens.jobs.study.file import read_study
 from gatelens.jobs.study.run import run_study
 from gatelens.loading import load
 from gatelens.loading.convert import convert_model
-from gatelens.measures.circuit_result import CircuitSettings, load_circuit
+from gatelens.measures.circuit_result import load_circuit
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.contrast_result import TwoTaskSettings
 from gatelens.measures.roles_result import RolesSettings, load_roles
 from gatelens.report.page import write_report

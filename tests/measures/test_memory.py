@@ -20,7 +20,7 @@ from gatelens.jobs.circuit import find_circuit
 from gatelens.jobs.contrast import find_contrast
 from gatelens.jobs.relations import find_relations
 from gatelens.jobs.roles import find_roles
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.contrast_result import TwoTaskSettings
 from gatelens.measures.relations_result import RelationsSettings
 from gatelens.measures.roles_result import RolesSettings

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings
+from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.curves import Curve
 from gatelens.measures.pairing import dense_circuit_of, dense_model_of, multiplier_of
 from gatelens.measures.validity import Validity

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gatelens import GatelensError
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings
+from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.curves import Curve
 from gatelens.measures.thresholds import THRESHOLDS, ThresholdLine, threshold_lines
 from gatelens.measures.validity import Validity

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gatelens.gates.roles import KINDS
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.curve_files import save_curve
 from gatelens.measures.curves import Curve
 from gatelens.measures.head_table import HeadLine, HeadTable, save_head_table

@@ -95,7 +95,7 @@ def effect(
     """Evaluate an edge circuit that another program has found: how much of the task does it explain?"""
     from gatelens.jobs.circuit_tasks import circuit_tasks
     from gatelens.jobs.evaluation import effect_cost
-    from gatelens.measures.circuit_result import CircuitSettings
+    from gatelens.measures.circuit_settings import CircuitSettings
     from gatelens.measures.effect import edges_effect
     from gatelens.measures.exchange import read_graph
     from gatelens.model.graph import Graph

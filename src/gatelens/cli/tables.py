@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from gatelens.gates import LEVELS
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings
+from gatelens.measures.circuit_result import CircuitResult
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.circuit_tests import CircuitTests
 from gatelens.measures.contrast_result import ContrastResult
 from gatelens.measures.curves import Curve

@@ -13,7 +13,8 @@ from gatelens.gates import level_named
 from gatelens.gates.scores import Scores
 from gatelens.jobs.circuit_tasks import CircuitTasks, circuit_tasks
 from gatelens.jobs.described import Dense, beside_dense, check_dense_one, describe_best, finished, name_of
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, save_circuit
+from gatelens.measures.circuit_result import CircuitResult, save_circuit
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.circuit_tests import CircuitTests, check_circuit
 from gatelens.measures.curves import Curve
 from gatelens.measures.effect import measure_curve, with_areas

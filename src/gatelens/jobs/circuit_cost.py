@@ -11,7 +11,7 @@ from gatelens.jobs.circuit_tasks import circuit_tasks
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.jobs.described import DESCRIBED_PROMPTS
 from gatelens.measures.areas import mib_counts
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.circuit_tests import tests_cost
 from gatelens.measures.describe import describe_cost
 from gatelens.measures.effect import baseline_grid

@@ -8,7 +8,7 @@ from typing import Any
 
 from gatelens.errors import GatelensError
 from gatelens.jobs._task import task_of
-from gatelens.measures.circuit_result import CircuitSettings
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.model import Model
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import hold_out

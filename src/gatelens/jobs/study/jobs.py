@@ -17,7 +17,8 @@ from gatelens.jobs.circuit import find_circuit, memory_estimate
 from gatelens.jobs.circuit_cost import circuit_forwards
 from gatelens.jobs.roles import find_roles, roles_forwards
 from gatelens.measures.areas import AreaColumns, area_columns
-from gatelens.measures.circuit_result import CircuitResult, CircuitSettings, load_circuit, record_dense
+from gatelens.measures.circuit_result import CircuitResult, load_circuit, record_dense
+from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.counts import CountColumns
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.model import Model
