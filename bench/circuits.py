@@ -23,7 +23,8 @@ from gatelens.gates.gradients import Pass
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute_edges
 from gatelens.methods.patching import patch_heads
-from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
 PROMPTS, LENGTH, STEPS = 8, 16, 5

@@ -19,7 +19,8 @@ import torch
 from bench.measurements import Measurement, arguments, quick, show
 from gatelens.gates import LEVELS
 from gatelens.model import Model
-from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
 BUDGET_GB, LENGTH, PROMPTS = 0.25, 24, 512

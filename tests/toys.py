@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gatelens.model import Model
 from gatelens.sparse.in_model import GateValues
-from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
 # Tasks

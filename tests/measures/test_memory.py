@@ -29,7 +29,7 @@ from gatelens.methods.attribution import attribute
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks._metrics import Difference
-from gatelens.tasks.base import from_tokens
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.preview import BATCH_SIZE, preview
 from gatelens.tasks.tokens import Pair, PairTokens
 

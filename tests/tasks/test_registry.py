@@ -11,7 +11,8 @@ from rich.console import Console
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, Entry, task
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.builtin.ioi_long import story
 from gatelens.tasks.draw import distinct, generator, rounds
 from gatelens.tasks.preview import listing

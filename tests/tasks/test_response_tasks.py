@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, contrast, from_spec, task
 from gatelens.tasks._words import VERBS, past, plural, third_person
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.builtin import common_sense, math, syntax
 from gatelens.tasks.builtin.word_pairs import CAPITALS, RELATIONS
 from gatelens.tasks.draw import generator

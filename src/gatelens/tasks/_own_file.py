@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from gatelens.errors import GatelensError, shortened
 from gatelens.runtime.inputs import parse_json
-from gatelens.tasks.base import CircuitTask, ResponseTask, examples, from_tokens
+from gatelens.tasks.base import CircuitTask, ResponseTask
+from gatelens.tasks.build import examples, from_tokens
 from gatelens.tasks.token_roles import Span
 from gatelens.tasks.tokens import Pair, Tokenizer, tokenise
 

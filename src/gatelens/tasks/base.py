@@ -12,10 +12,8 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.runtime.shown import Shown
 from gatelens.tasks._metrics import METRICS, Difference, Target, mean_difference
-from gatelens.tasks.token_roles import TokenRoles, token_roles
-from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, continuations, encode, tokenise
-
-__all__ = ["Bucket", "CircuitTask", "Example", "Pair", "ResponseBatch", "ResponseTask"]
+from gatelens.tasks.token_roles import TokenRoles
+from gatelens.tasks.tokens import Pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,51 +129,6 @@ class CircuitTask(Shown):
         return _sha256([buckets, self.answer_ids.tolist(), self.wrong_ids.tolist(), self.difference])
 
 
-def circuit_task(
-    tokenizer: Tokenizer,
-    name: str,
-    seed: int,
-    pairs: Sequence[Pair],
-    difference: Difference = "logit",
-    **options: Any,
-) -> CircuitTask:
-    """Tokenise prompt pairs into a task. An error names the first pair that does not fit the tokenizer.
-
-    Arguments:
-        name, seed, options: what `spec` records, so that the task can be built again.
-        difference: the metric, a difference of logits or of probabilities.
-    """
-    tokens, problems = tokenise(tokenizer, pairs)
-    for i in sorted(problems):
-        raise GatelensError(f"prompt {i} of the task {name} does not fit this tokenizer: {problems[i]}.")
-    return from_tokens(name, seed, pairs, [pair for pair in tokens if pair is not None], difference, **options)
-
-
-def from_tokens(
-    name: str,
-    seed: int,
-    pairs: Sequence[Pair],
-    tokens: Sequence[PairTokens],
-    difference: Difference = "logit",
-    **options: Any,
-) -> CircuitTask:
-    """Build a task from pairs that are tokenised already: `tokens[i]` belongs to `pairs[i]`."""
-    lengths: dict[int, list[int]] = {}
-    for i, pair in enumerate(tokens):
-        lengths.setdefault(len(pair.clean), []).append(i)
-    buckets = [
-        Bucket(
-            torch.tensor([tokens[i].clean for i in which]),
-            torch.tensor([tokens[i].corrupt for i in which]),
-            torch.tensor(which),
-        )
-        for _, which in sorted(lengths.items())
-    ]
-    answer_ids, wrong_ids = (_pad_ids([getattr(pair, key) for pair in tokens]) for key in ("answers", "wrong"))
-    roles = token_roles([pair.roles or [""] * len(pair) for pair in tokens])
-    return CircuitTask(name, seed, list(pairs), buckets, answer_ids, wrong_ids, difference, options, roles)
-
-
 @dataclass(frozen=True)
 class Example:
     """A prompt with its target response, which begins with its leading space if it has one.
@@ -268,7 +221,7 @@ class ResponseTask(Shown):
             tokens[place, start:end] = torch.tensor(example.prompt_ids + example.response_ids)
             mask[place, start:end] = 1
             targets[place, start + len(example.prompt_ids) : end] = True
-        also = _pad_ids([list(self.examples[i].also) for i in which])
+        also = pad_ids([list(self.examples[i].also) for i in which])
         return ResponseBatch(tokens, mask, targets, torch.tensor(which), also)
 
     def token_ids(self) -> Iterator[list[int]]:
@@ -285,42 +238,7 @@ class ResponseTask(Shown):
         return _sha256([[x.prompt_ids, x.response_ids, *([x.also] if x.also else [])] for x in self.examples])
 
 
-def response_task(
-    tokenizer: Tokenizer, name: str, seed: int, items: Sequence[tuple[str, str]], **options: Any
-) -> ResponseTask:
-    """Tokenise (prompt, response) texts into a task. An error names the first that does not fit the tokenizer."""
-    tokenised, problems = examples(tokenizer, items)
-    for i in sorted(problems):
-        raise GatelensError(f"example {i} of the task {name} does not fit this tokenizer: {problems[i]}.")
-    fitting = [example for example in tokenised if example is not None]
-    return ResponseTask(name, seed, fitting, tokenizer.pad_token_id or 0, options)
-
-
-def examples(tokenizer: Tokenizer, items: Sequence[tuple[str, str]]) -> tuple[list[Example | None], dict[int, str]]:
-    """Tokenise and check (prompt, response) texts.
-
-    Returns:
-        The example of each item, or None if the item does not fit the tokenizer; and for each such item, index -> what
-        is wrong with it.
-    """
-    prompts = [prompt for prompt, _ in items]
-    prompt_ids = encode(tokenizer, prompts)
-    response_ids = continuations(tokenizer, prompts, prompt_ids, [response for _, response in items])
-    tokenised: list[Example | None] = []
-    problems: dict[int, str] = {}
-    for i, ((prompt, response), before, after) in enumerate(zip(items, prompt_ids, response_ids, strict=True)):
-        if before and after:
-            tokenised.append(Example(prompt, response, tuple(before), tuple(after)))
-            continue
-        tokenised.append(None)
-        if after is None:
-            problems[i] = f"the response {response[:40]!r} changes the tokens of the prompt {prompt[-40:]!r}"
-        else:
-            problems[i] = "the prompt is empty" if not before else f"the response to {prompt[-40:]!r} is empty"
-    return tokenised, problems
-
-
-def _pad_ids(ids: list[list[int]]) -> Tensor:
+def pad_ids(ids: list[list[int]]) -> Tensor:
     """Lists of different lengths as one int64 tensor, with -1 at the end of the shorter ones."""
     longest = max(map(len, ids), default=0)
     return torch.tensor([numbers + [-1] * (longest - len(numbers)) for numbers in ids], dtype=torch.int64)

@@ -9,7 +9,8 @@ from operator import itemgetter
 
 from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Tokenizer, continuations, encode, word_tokens
 

@@ -12,7 +12,8 @@ from random import Random
 from gatelens.tasks import Entry
 from gatelens.tasks._prompts import SET_ASIDE, Item, check_shots, prompt
 from gatelens.tasks._readers import commonsense_qa, from_source, multiple_choice
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.draw import distinct, generator, rounds
 from gatelens.tasks.tokens import Tokenizer
 

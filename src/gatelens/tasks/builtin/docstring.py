@@ -20,7 +20,8 @@ from typing import Any
 
 from gatelens.tasks import Entry
 from gatelens.tasks._words import words
-from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import circuit_task
 from gatelens.tasks.draw import distinct, generator, others
 from gatelens.tasks.token_roles import mark
 from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, single_tokens

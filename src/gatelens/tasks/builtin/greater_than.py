@@ -28,7 +28,8 @@ from typing import Any
 from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
 from gatelens.tasks._words import words
-from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import circuit_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.token_roles import mark
 from gatelens.tasks.tokens import Pair, Tokenizer, encode, marked_pair, preferably_single

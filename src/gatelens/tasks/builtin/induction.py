@@ -7,7 +7,8 @@ task works with every tokenizer.
 from gatelens.errors import GatelensError
 from gatelens.model.first_token import first_tokens
 from gatelens.tasks import Entry
-from gatelens.tasks.base import CircuitTask, from_tokens
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Pair, PairTokens, Tokenizer, word_tokens
 

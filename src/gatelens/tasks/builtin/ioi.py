@@ -12,7 +12,8 @@ from random import Random
 
 from gatelens.tasks import Entry
 from gatelens.tasks._words import NAMES
-from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import circuit_task
 from gatelens.tasks.draw import distinct, generator, others
 from gatelens.tasks.token_roles import mark
 from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens

@@ -16,7 +16,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._prompts import Item, check_shots, prompt
 from gatelens.tasks._readers import from_source, math_problem, word_problem
 from gatelens.tasks._words import MEN, WOMEN
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.tokens import Tokenizer
 

@@ -8,7 +8,8 @@ the same prompts as a response task.
 from operator import attrgetter
 
 from gatelens.tasks import Entry
-from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import circuit_task
 from gatelens.tasks.builtin.aba_abb import EXAMPLES, INSTRUCTION, pattern_words
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.token_roles import mark

@@ -8,7 +8,8 @@ from operator import attrgetter
 from gatelens.errors import GatelensError
 from gatelens.tasks import Entry
 from gatelens.tasks._words import pairs
-from gatelens.tasks.base import CircuitTask, circuit_task
+from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.build import circuit_task
 from gatelens.tasks.draw import distinct, generator
 from gatelens.tasks.token_roles import mark
 from gatelens.tasks.tokens import Pair, Tokenizer, marked_pair, preferably_single, single_tokens

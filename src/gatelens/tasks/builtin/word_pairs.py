@@ -14,7 +14,8 @@ from gatelens.tasks import Entry
 from gatelens.tasks._prompts import Item, check_shots, prompt, take
 from gatelens.tasks._readers import read, word_pair
 from gatelens.tasks._words import NOUNS, VERBS, pairs
-from gatelens.tasks.base import ResponseTask, response_task
+from gatelens.tasks.base import ResponseTask
+from gatelens.tasks.build import response_task
 from gatelens.tasks.draw import generator
 from gatelens.tasks.tokens import Tokenizer
 
