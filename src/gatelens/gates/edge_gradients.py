@@ -174,14 +174,13 @@ class EdgeAttribution(Attribution):
     def _add_offsets(self, layer: int, gradients: InputGradients, into: Tensor) -> None:
         """Add what the q and k inputs receive through the offsets of a sparse model's gates, if they have any."""
         anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
+        modules = offset_modules(block.attention) or ()
         start = 0
-        for i, (module, n) in enumerate(
-            zip(offset_modules(block.attention) or (), (anatomy.n_heads, anatomy.n_kv_heads), strict=False)
-        ):
+        for i, (module, n) in enumerate(zip(modules, (anatomy.n_heads, anatomy.n_kv_heads), strict=False)):
             if i in gradients.offsets[layer]:
+                weight = module.weight.to(into).unflatten(0, (n, -1))  # (input, head, width)
                 gradient = (
                     gradients.offsets[layer][i].to(into).unflatten(-1, (n, -1))
                 )  # (prompt, position, input, head)
-                weight = module.weight.to(into).unflatten(0, (n, -1))  # (input, head, width)
                 into[start : start + n] += torch.einsum("psng,ngw->npsw", gradient, weight)
             start += n

@@ -42,8 +42,23 @@ class ComponentEdge(NamedTuple):
 _PATHS = 100  # random paths to try until one has an edge that is new
 
 
+class ComponentEdgeScores(SharedScores):
+    """Scores of gates on edges between components. The last two axes are source and destination."""
+
+    graph: Graph
+
+    def ends(self, gate: Any) -> tuple[str, ...]:
+        return self.graph.source_names[gate.source], self.graph.destination_names[gate.destination]
+
+    def head_weights(self) -> Float[Tensor, "layer head"]:
+        """The sum of the absolute scores of the edges that leave each head."""
+        weights = self.scores.abs() * self.exists()
+        leaving = weights.sum([axis for axis in range(weights.ndim) if axis != weights.ndim - 2])
+        return torch.stack([leaving[self.graph.heads(layer)] for layer in range(self.graph.n_layers)]).float()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class EdgeScores(SharedScores):
+class EdgeScores(ComponentEdgeScores):
     """How much each edge between components matters, mean over prompts; 0 where there is no edge.
 
     Example:
@@ -54,11 +69,9 @@ class EdgeScores(SharedScores):
     scores: Shaped[Tensor, "source destination"]
     graph: Graph
     method: str
-    measured: Bool[Tensor, "source destination"] | None = None  # None: all edges were scored
-    magnitudes: Shaped[Tensor, "source destination"] | None = (
-        None  # absolute scores, mean over prompts; None: not known
-    )
-    errors: Shaped[Tensor, "source destination"] | None = None  # standard errors, over prompts; None: not known
+    measured: Bool[Tensor, "source destination"] | None = None
+    magnitudes: Shaped[Tensor, "source destination"] | None = None
+    errors: Shaped[Tensor, "source destination"] | None = None
 
     @property
     def level(self) -> Edges:
@@ -71,17 +84,9 @@ class EdgeScores(SharedScores):
         edge = ComponentEdge(*divmod(position, self.graph.n_destinations))
         return edge, " -> ".join(self.ends(edge))
 
-    def ends(self, gate: ComponentEdge) -> tuple[str, ...]:
-        return self.graph.source_names[gate.source], self.graph.destination_names[gate.destination]
-
     def effective(self, mask: Bool[Tensor, "source destination"]) -> Bool[Tensor, "source destination"]:
         """Only the edges that are on a path from the embedding to the logits."""
         return self.graph.on_a_path(mask[None])[0]
-
-    def head_weights(self) -> Float[Tensor, "layer head"]:
-        """The sum of the absolute scores of the edges that leave each head."""
-        leaving = (self.scores.abs() * self.graph.edges).sum(1)
-        return torch.stack([leaving[self.graph.heads(layer)] for layer in range(self.graph.n_layers)]).float()
 
 
 class ComponentEdges(SharedLevel[S]):

@@ -39,9 +39,9 @@ class HeadScores(SharedScores):
 
     scores: Shaped[Tensor, "layer head"]
     method: str
-    measured: Bool[Tensor, "layer head"] | None = None  # None: all heads were scored
-    magnitudes: Shaped[Tensor, "layer head"] | None = None  # absolute scores, mean over prompts; None: not known
-    errors: Shaped[Tensor, "layer head"] | None = None  # standard errors of the scores, over prompts; None: not known
+    measured: Bool[Tensor, "layer head"] | None = None
+    magnitudes: Shaped[Tensor, "layer head"] | None = None
+    errors: Shaped[Tensor, "layer head"] | None = None
 
     @property
     def level(self) -> Heads:

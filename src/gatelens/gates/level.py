@@ -38,10 +38,8 @@ circuits stay close to the whole model."""
 class PatchedGates(NamedTuple):
     """What exact patching measured, in flattened gate sets, as `Scores.gate_sets` orders them."""
 
-    scores: Sequence[Shaped[Tensor, " _gate"]]
-    magnitudes: Sequence[
-        Shaped[Tensor, " _gate"]
-    ]  # absolute scores; like the scores, mean over prompts that share gates
+    scores: Sequence[Shaped[Tensor, " _gate"]]  # mean over prompts, if these share their gates
+    magnitudes: Sequence[Shaped[Tensor, " _gate"]]  # absolute scores, likewise
     measured: Sequence[Bool[Tensor, " _gate"]]
     method: str
     is_sample: bool  # whether only a sample of the gates was patched

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates.edge_runs import Components
-from gatelens.gates.edges import ComponentEdges
+from gatelens.gates.edges import ComponentEdges, ComponentEdgeScores
 from gatelens.gates.gate_roles import GateRoles
 from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost
 from gatelens.gates.role_edge_runs import RoleEdgeAttribution, run_role_edges
-from gatelens.gates.shared_level import ScoreTensors, SharedScores
+from gatelens.gates.shared_level import ScoreTensors
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -45,7 +45,7 @@ class RoleEdge(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RoleEdgeScores(SharedScores):
+class RoleEdgeScores(ComponentEdgeScores):
     """How much each edge between components matters at each role, mean over prompts; 0 where there is no edge.
 
     The sum over roles is the score of the edge without roles, if the scores are by attribution.
@@ -59,9 +59,9 @@ class RoleEdgeScores(SharedScores):
     graph: Graph
     method: str
     roles: GateRoles
-    measured: Bool[Tensor, "role source destination"] | None = None  # None: all edges were scored
-    magnitudes: Shaped[Tensor, "role source destination"] | None = None  # absolute scores, mean over prompts
-    errors: Shaped[Tensor, "role source destination"] | None = None  # standard errors of the scores, over prompts
+    measured: Bool[Tensor, "role source destination"] | None = None
+    magnitudes: Shaped[Tensor, "role source destination"] | None = None
+    errors: Shaped[Tensor, "role source destination"] | None = None
 
     @property
     def level(self) -> RoleEdges:
@@ -75,9 +75,6 @@ class RoleEdgeScores(SharedScores):
         edge = RoleEdge(self.roles.names[int(role)], int(source), int(destination))
         return edge, f"{' -> '.join(self.ends(edge))} at {edge.role}"
 
-    def ends(self, gate: RoleEdge) -> tuple[str, ...]:
-        return self.graph.source_names[gate.source], self.graph.destination_names[gate.destination]
-
     def effective(self, mask: Bool[Tensor, "role source destination"]) -> Bool[Tensor, "role source destination"]:
         """Only the edges that are on a path from the embedding to the logits."""
         return self.graph.on_a_path(mask[None], self.roles.sees)[0]
@@ -85,11 +82,6 @@ class RoleEdgeScores(SharedScores):
     def tensors(self) -> dict[str, Tensor]:
         names = torch.tensor(list("\n".join(self.roles.names).encode()), dtype=torch.uint8)
         return {**super().tensors(), "roles": names, "sees": self.roles.sees}
-
-    def head_weights(self) -> Float[Tensor, "layer head"]:
-        """The sum of the absolute scores of the edges that leave each head."""
-        leaving = (self.scores.abs() * self.exists()).sum((0, 2))
-        return torch.stack([leaving[self.graph.heads(layer)] for layer in range(self.graph.n_layers)]).float()
 
 
 class RoleEdges(ComponentEdges[RoleEdgeScores]):

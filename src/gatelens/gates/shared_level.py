@@ -37,7 +37,7 @@ class ScoreTensors(NamedTuple):
 class SharedScores(Scores):
     """Scores of gates that all prompts share, so that there is one gate set.
 
-    A subclass has the tensors of `ScoreTensors` as fields.
+    A subclass has the tensors of `ScoreTensors`, which says what they mean, as fields.
     """
 
     scores: Tensor
