@@ -170,7 +170,7 @@ def score(
     """Scores at the level and by the method that the settings name."""
     settings = settings or CircuitSettings()
     method, level = settings.chosen_method, level_named(settings.level)
-    return method.score(level, model, task, settings.method_settings, context or Context())
+    return method.score(level, model, task, settings.method_settings, context=context or Context())
 
 
 def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, float]:

@@ -145,14 +145,10 @@ class _Search:
         return rows.unflatten(1, self.shape)
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: AcdcSettings, context: Context) -> Any:
-    return acdc(level, model, task, settings, context=context)
-
-
 ACDC = register(
     Method(
         name="acdc",
-        score=_score,
+        score=acdc,
         price=lambda level, settings: Price(each=2, per_gate=level.cost.patch),
         paper="Conmy et al., arXiv 2304.14997",
         help="close gates from the logits down, and keep closed what hardly matters",

@@ -27,7 +27,7 @@ from gatelens.gates.hooks import Hooks
 from gatelens.gates.level import Level, S
 from gatelens.gates.passes import attribute_batches, gate_changes
 from gatelens.gates.runs import forward, repeat
-from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, register
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
@@ -151,14 +151,6 @@ class ActivationPathSettings(GradientSettings):
     steps: int = Field(default=5, ge=1, description="points of each component's path from corrupt to clean")
 
 
-def _score(
-    level: Level[Any], model: Model, task: CircuitTask, settings: ActivationPathSettings, context: Context
-) -> Any:
-    return attribute_activations(
-        level, model, task, settings.steps, straight_through=settings.straight_through, context=context
-    )
-
-
 def _price(level: Level[Any], settings: ActivationPathSettings) -> Price:
     per_layer = level.cost.paths * settings.steps * FORWARD_BACKWARD * _SHARE_ABOVE
     return Price(level.cost.captures + 2, per_layer=per_layer)
@@ -167,7 +159,7 @@ def _price(level: Level[Any], settings: ActivationPathSettings) -> Price:
 EAP_IG_ACTIVATIONS = register(
     Method(
         name="eap-ig-activations",
-        score=_score,
+        score=by_keywords(attribute_activations),
         price=_price,
         paper="Mueller et al., arXiv 2504.13151",
         help="gradients averaged along a path of each component's activation",

@@ -23,7 +23,7 @@ from gatelens.gates.gradients import Pass, catch
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.level import Level, S
 from gatelens.gates.passes import attribute_batches, gate_changes
-from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, register
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
@@ -84,10 +84,6 @@ def _store_z(z_gradients: dict[int, Tensor], model: Model, hooks: Hooks) -> None
         hooks.before(block.out, catch(z_gradients, layer))
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
-    return attribute_with_corrections(level, model, task, straight_through=settings.straight_through, context=context)
-
-
 def _price(level: Level[Any], settings: GradientSettings) -> Price:
     return Price(level.cost.captures + FORWARD_BACKWARD, per_layer=FORWARD_BACKWARD + level.cost.softmax)
 
@@ -95,7 +91,7 @@ def _price(level: Level[Any], settings: GradientSettings) -> Price:
 ATP_STAR = register(
     Method(
         name="atp-star",
-        score=_score,
+        score=by_keywords(attribute_with_corrections),
         price=_price,
         paper="Kramár et al., arXiv 2403.00745",
         help="gradients corrected for saturated attention and for cancellation",

@@ -22,7 +22,7 @@ from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.level import Level, S
 from gatelens.gates.passes import attribute_batches, embedding_path, gate_changes
-from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, register
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
@@ -123,10 +123,6 @@ class PathSettings(GradientSettings):
     )
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
-    return attribute(level, model, task, **settings.model_dump(), context=context)
-
-
 def _price(level: Level[Any], settings: GradientSettings) -> Price:
     return Price(level.cost.captures + FORWARD_BACKWARD * getattr(settings, "steps", 1))
 
@@ -134,7 +130,7 @@ def _price(level: Level[Any], settings: GradientSettings) -> Price:
 EAP = register(
     Method(
         name="eap",
-        score=_score,
+        score=by_keywords(attribute),
         price=_price,
         paper="Syed et al., arXiv 2310.10348",
         help="attribution patching: gradients on the clean run",
@@ -144,7 +140,7 @@ EAP = register(
 EAP_IG = register(
     Method(
         name="eap-ig",
-        score=_score,
+        score=by_keywords(attribute),
         price=_price,
         paper="Hanna et al., arXiv 2403.17806",
         help="gradients averaged along the path of embeddings",

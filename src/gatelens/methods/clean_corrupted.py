@@ -7,14 +7,12 @@ al., arXiv 2504.13151.)
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from gatelens.gates.attribution import Attribution
 from gatelens.gates.level import Level, S
 from gatelens.gates.passes import attribute_batches, embedding_path, gate_changes
-from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, register
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import CircuitTask
@@ -44,14 +42,10 @@ def attribute_both_ends(
     return attribute_batches(level, model, task, scores, "clean-corrupted", context)
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
-    return attribute_both_ends(level, model, task, straight_through=settings.straight_through, context=context)
-
-
 CLEAN_CORRUPTED = register(
     Method(
         name="clean-corrupted",
-        score=_score,
+        score=by_keywords(attribute_both_ends),
         price=lambda level, settings: Price(level.cost.captures + 2 * FORWARD_BACKWARD),
         paper="Mueller et al., arXiv 2504.13151",
         help="gradients on the clean and on the corrupt run",

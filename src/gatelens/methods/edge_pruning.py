@@ -14,7 +14,6 @@ loss, and the two Lagrange multipliers maximise it. The target moves from the sh
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -94,14 +93,10 @@ def _rule(settings: EdgePruningSettings) -> GateRule:
     )
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: EdgePruningSettings, context: Context) -> Any:
-    return prune_edges(level, model, task, settings, context=context)
-
-
 EDGE_PRUNING = register(
     Method(
         name="edge-pruning",
-        score=_score,
+        score=prune_edges,
         price=learning_price,
         paper="Bhaskar et al., arXiv 2406.16778",
         help="gates are learned, with a target share of open gates",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,8 +21,7 @@ from gatelens.gates import EDGES
 from gatelens.gates.attribution import prompt_sums
 from gatelens.gates.edge_runs import Components, capture_components
 from gatelens.gates.edges import EdgeScores
-from gatelens.gates.level import Level
-from gatelens.methods.registry import Method, MethodSettings, Price, register
+from gatelens.methods.registry import Method, Price, register
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
@@ -83,14 +81,10 @@ def _streams(run: Components, graph: Graph) -> Iterator[tuple[slice, Float[Tenso
     yield slice(graph.logits, graph.logits + 1), run.final[:, -1:]
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: MethodSettings, context: Context) -> Any:
-    return flow_routes(model, task, context=context)
-
-
 IFR = register(
     Method(
         name="ifr",
-        score=_score,
+        score=lambda level, model, task, settings, context: flow_routes(model, task, context=context),
         price=lambda level, settings: Price(each=2),
         paper="Ferrando and Voita, arXiv 2403.00824",
         help="how much of what a component reads comes from each source, in the clean run",

@@ -21,7 +21,7 @@ from gatelens.gates.attribution import standard_errors
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
 from gatelens.gates.level import Level, PatchedGates, S
-from gatelens.methods.registry import Method, MethodSettings, Price, register
+from gatelens.methods.registry import Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask
@@ -247,14 +247,10 @@ def _choose(n: int, sample: int | None, seed: int) -> list[int]:
     return sorted(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:sample].tolist())
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: MethodSettings, context: Context) -> Any:
-    return patch(level, model, task, context=context)
-
-
 PATCHING = register(
     Method(
         name="patching",
-        score=_score,
+        score=by_keywords(patch),
         price=lambda level, settings: Price(per_gate=level.cost.patch),
         paper="Wang et al., arXiv 2211.00593",
         help="exact: close every gate alone",

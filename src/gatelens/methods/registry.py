@@ -81,7 +81,7 @@ class Method:
 
     Arguments:
         name: the value of ``--method``.
-        score: called as score(level, model, task, settings, context); returns scores of the level.
+        score: called as score(level, model, task, settings, context=context); returns scores of the level.
         price: called as price(level, settings); the cost in forward passes.
         paper: where it is published.
         help: one line for the command line.
@@ -91,7 +91,7 @@ class Method:
     """
 
     name: str
-    score: Callable[[Level[Any], Model, CircuitTask, Any, Context], Scores]
+    score: Callable[..., Scores]
     price: Callable[[Level[Any], Any], Price]
     paper: str
     help: str
@@ -108,6 +108,17 @@ class Method:
         if not self.works_on(level):
             names = ", ".join(self.levels or ())
             raise GatelensError(f"the method {self.name} does not score {level}: it scores {names}.")
+
+
+def by_keywords(score: Callable[..., Scores]) -> Callable[..., Scores]:
+    """`Method.score` from a function that takes each setting as an argument of this name."""
+
+    def adapted(
+        level: Level[Any], model: Model, task: CircuitTask, settings: MethodSettings, *, context: Context
+    ) -> Scores:
+        return score(level, model, task, **vars(settings), context=context)
+
+    return adapted
 
 
 def learning_price(level: Level[Any], settings: LearningSettings) -> Price:
@@ -171,4 +182,4 @@ def score_gates(
     """
     chosen = method_named(method)
     chosen.check_level(level)
-    return chosen.score(level_named(level), model, task, chosen.settings(**settings), context or Context())
+    return chosen.score(level_named(level), model, task, chosen.settings(**settings), context=context or Context())

@@ -15,7 +15,6 @@ there exactly. All edges into queries and keys have the score 0. (Jafari, Eberle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from gatelens.gates.gradients import Pass
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.level import Level, S
 from gatelens.gates.passes import attribute_batches, gate_changes
-from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, register
+from gatelens.methods.registry import FORWARD_BACKWARD, GradientSettings, Method, Price, by_keywords, register
 from gatelens.model import Model
 from gatelens.runtime.context import Context
 from gatelens.runtime.precision import widen
@@ -102,14 +101,10 @@ def halve_products(model: Model, hooks: Hooks) -> None:
             hooks.before(projection, lambda product: 0.5 * (product + product.detach()))
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: GradientSettings, context: Context) -> Any:
-    return relevance_patching(level, model, task, straight_through=settings.straight_through, context=context)
-
-
 RELP = register(
     Method(
         name="relp",
-        score=_score,
+        score=by_keywords(relevance_patching),
         price=lambda level, settings: Price(level.cost.captures + FORWARD_BACKWARD),
         paper="Jafari et al., arXiv 2508.21258",
         help="relevance rules instead of gradients, on the clean run",

@@ -11,8 +11,6 @@ penalty on nodes, which is left out.)
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 from torch import Tensor
 
@@ -66,14 +64,10 @@ def draw_mixture(parameters: Tensor, uniform: Tensor) -> Tensor:
     return gates.clamp(0, 1) + inside * (parameters - parameters.detach())  # the bracket is 0: a gradient of 1
 
 
-def _score(level: Level[Any], model: Model, task: CircuitTask, settings: UgsSettings, context: Context) -> Any:
-    return sample_uniform_gradients(level, model, task, settings, context=context)
-
-
 UGS = register(
     Method(
         name="ugs",
-        score=_score,
+        score=sample_uniform_gradients,
         price=learning_price,
         paper="Li and Janson, arXiv 2409.09951",
         help="gates are learned, with a price for each open gate",
