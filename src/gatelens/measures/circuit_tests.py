@@ -20,8 +20,8 @@ from gatelens.measures.head_table import bootstrap_mean
 from gatelens.measures.hypotheses import ALPHA, HypothesisTest, equivalence, independence, minimality
 from gatelens.measures.top_k import Circuits, Members
 from gatelens.runtime.context import Context
-from gatelens.runtime.files import write_csv, write_json
-from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.files import write_json
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record, write_lines
 from gatelens.runtime.settings import Settings
 
 MOST_DROPPED = 64
@@ -125,8 +125,7 @@ def tests_cost(n_prompts: int, per_circuit: float) -> float:
 def save_tests(tests: CircuitTests, folder: Path) -> None:
     """Write ``tests.json``, and ``minimality.csv`` with a line for each gate that was dropped."""
     write_json(folder / _FILE, tests.model_dump(mode="json"))
-    header = list(DroppedGate.model_fields)
-    write_csv(folder / _TABLE, header, ([getattr(gate, name) for name in header] for gate in tests.dropped))
+    write_lines(folder / _TABLE, DroppedGate, tests.dropped)
 
 
 def load_tests(folder: Path) -> CircuitTests | None:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
-from gatelens.errors import GatelensError
 from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.methods.contrast import ContrastSettings
 from gatelens.model.components import Head
@@ -29,6 +28,7 @@ from gatelens.runtime.settings import EXECUTION
 from gatelens.runtime.shown import Shown
 
 _TENSORS = "contrast.safetensors"
+_BY_SEED = ("gates", "losses", "keep", "lose")
 
 
 class TwoTaskSettings(ContrastSettings):
@@ -118,7 +118,7 @@ def save_contrast(result: ContrastResult, run: RunFolder) -> None:
     """Write a result to its run folder and finish the run. With several processes, all of them must call this."""
     contrast = result.contrast
     if run.path is not None and is_main():
-        tensors = {name: getattr(contrast, name) for name in ("gates", "losses", "keep", "lose")}
+        tensors = {name: getattr(contrast, name) for name in _BY_SEED}
         if contrast.accuracy is not None:
             tensors |= {f"accuracy.{name}": getattr(contrast.accuracy, name) for name in ("keep", "lose")}
         write_tensors(run.path / _TENSORS, tensors)
@@ -145,10 +145,6 @@ def load_contrast(folder: str | Path) -> ContrastResult:
     folder = Path(folder)
     record = read_record(folder / RESULT, ContrastRecord)
     tensors = read_tensors(folder / _TENSORS)
-    try:
-        by_seed = {name: tensors[name] for name in ("gates", "losses", "keep", "lose")}
-    except KeyError as error:
-        raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
     accuracy = None
     if record.accuracy:
         accuracy = ContrastAccuracy(
@@ -157,15 +153,8 @@ def load_contrast(folder: str | Path) -> ContrastResult:
             keep_open=record.accuracy["keep_open"],
             lose_open=record.accuracy["lose_open"],
         )
-    contrast = Contrast(
-        by_seed["gates"],
-        by_seed["losses"],
-        by_seed["keep"],
-        by_seed["lose"],
-        record.keep_open,
-        record.lose_open,
-        accuracy,
-    )
+    gates, losses, keep, lose = (tensors[name] for name in _BY_SEED)
+    contrast = Contrast(gates, losses, keep, lose, record.keep_open, record.lose_open, accuracy)
     return ContrastResult(record.model, record.keep, record.lose, record.settings, contrast, record.seconds)
 
 

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gatelens.errors import GatelensError
 from gatelens.gates.level import Source
 from gatelens.gates.scores import Ranking
 from gatelens.gates.selection import TOP
@@ -80,17 +79,13 @@ def load_curve(folder: str | Path) -> Curve:
     folder = Path(folder)
     record = read_record(folder / "curve.json", CurveRecord)
     tensors = read_tensors(folder / "curve.safetensors")
-    try:
-        curve, random, mib = (
-            _curve(record, tensors, prefix) if f"{prefix}kept" in tensors or not prefix else None
-            for prefix in ("", _RANDOM, _MIB)
-        )
-        assert curve is not None
-        if mib is not None:
-            mib = replace(mib, ranking=record.mib_ranking or "signed")
-        return replace(curve, random=random, mib=mib, ranked_on=record.ranked_on)
-    except KeyError as error:
-        raise GatelensError(f"the curve in {folder} lacks the tensor {error}: run the job again.") from error
+    curve = _curve(record, tensors, "")
+    random, mib = (
+        _curve(record, tensors, prefix) if f"{prefix}kept" in tensors else None for prefix in (_RANDOM, _MIB)
+    )
+    if mib is not None:
+        mib = replace(mib, ranking=record.mib_ranking or "signed")
+    return replace(curve, random=random, mib=mib, ranked_on=record.ranked_on)
 
 
 def _tensors(curve: Curve) -> dict[str, Tensor]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from gatelens.errors import GatelensError
 from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.methods.contrast import ContrastLossSettings
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
@@ -129,18 +129,11 @@ class RelationsRecord(Record):
 def save_relations(result: RelationsResult, run: RunFolder) -> None:
     """Write a result to its run folder and finish the run. With several processes, all of them must call this."""
     if run.path is not None and is_main():
-        write_tensors(
-            run.path / _TENSORS,
-            {
-                f"{number}.{name}": tensor
-                for number, fit in enumerate(result.fits)
-                for name, tensor in {
-                    **{name: getattr(fit.contrast, name) for name in _BY_SEED},
-                    "keep accuracy": fit.accuracy.keep,
-                    "lose accuracy": fit.accuracy.lose,
-                }.items()
-            },
-        )
+        tensors: dict[str, Tensor] = {}
+        for number, fit in enumerate(result.fits):
+            tensors |= {f"{number}.{name}": getattr(fit.contrast, name) for name in _BY_SEED}
+            tensors |= {f"{number}.{name} accuracy": getattr(fit.accuracy, name) for name in ("keep", "lose")}
+        write_tensors(run.path / _TENSORS, tensors)
         write_csv(run.path / "relations.csv", _COLUMNS, _records(result))
     record = RelationsRecord(
         schema_version=SCHEMA_VERSION,
@@ -162,19 +155,16 @@ def load_relations(folder: str | Path) -> RelationsResult:
     record = read_record(folder / RESULT, RelationsRecord)
     tensors = read_tensors(folder / _TENSORS)
     fits: list[HeldOutRelation] = []
-    try:
-        for number, fit in enumerate(record.fits):
-            gates, losses, keep, lose = (tensors[f"{number}.{name}"] for name in _BY_SEED)
-            accuracy = ContrastAccuracy(
-                tensors[f"{number}.keep accuracy"],
-                tensors[f"{number}.lose accuracy"],
-                fit.keep_accuracy_open,
-                fit.lose_accuracy_open,
-            )
-            contrast = Contrast(gates, losses, keep, lose, fit.keep_open, fit.lose_open, accuracy)
-            fits.append(HeldOutRelation(fit.relation, fit.keep, fit.lose, contrast))
-    except KeyError as error:
-        raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
+    for number, fit in enumerate(record.fits):
+        accuracy = ContrastAccuracy(
+            tensors[f"{number}.keep accuracy"],
+            tensors[f"{number}.lose accuracy"],
+            fit.keep_accuracy_open,
+            fit.lose_accuracy_open,
+        )
+        gates, losses, keep, lose = (tensors[f"{number}.{name}"] for name in _BY_SEED)
+        contrast = Contrast(gates, losses, keep, lose, fit.keep_open, fit.lose_open, accuracy)
+        fits.append(HeldOutRelation(fit.relation, fit.keep, fit.lose, contrast))
     return RelationsResult(record.model, record.settings, fits, record.seconds)
 
 

@@ -26,8 +26,8 @@ from gatelens.errors import GatelensError
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.mediation import PatchingComparison, compare_runs, difference
 from gatelens.measures.roles_result import RolesResult, load_roles
-from gatelens.runtime.files import make_folder, read_json, write_csv, write_json
-from gatelens.runtime.records import SCHEMA_VERSION, Record
+from gatelens.runtime.files import make_folder, read_json, write_json
+from gatelens.runtime.records import SCHEMA_VERSION, Record, write_lines
 from gatelens.runtime.run_folder import ASKED, RESULT
 from gatelens.runtime.settings import Settings
 
@@ -148,7 +148,7 @@ class RoleSummary:
             ("correlations", Correlation, self.correlations),
             ("overlaps", Overlap, self.overlaps),
         ):
-            write_csv(folder / f"{name}.csv", list(cls.model_fields), (list(dict(line).values()) for line in lines))
+            write_lines(folder / f"{name}.csv", cls, lines)
 
 
 def summarise_runs(folders: Sequence[str | Path], above: float = 3.0) -> RoleSummary:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gatelens.errors import GatelensError
 from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.ablation import AblationCurve, count_of_kind
 from gatelens.methods.head_gating import HeadGatingSettings
@@ -157,20 +156,17 @@ def load_roles(folder: str | Path) -> RolesResult:
     folder = Path(folder)
     record = read_record(folder / RESULT, RolesRecord)
     tensors = read_tensors(folder / _TENSORS)
-    try:
-        roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
-        curves = [
-            AblationCurve(
-                kind,
-                tensors["ablated"].long(),
-                tensors[f"changes.{kind}"],
-                count_of_kind(roles, kind),
-                tensors.get(f"own.{kind}"),
-            )
-            for kind in ORDERS
-        ]
-    except KeyError as error:
-        raise GatelensError(f"{folder / _TENSORS} has no tensor {error}: run the job again.") from error
+    roles = HeadRoles(*(tensors[name] for name in ("gates", "plus", "minus", "losses")))
+    curves = [
+        AblationCurve(
+            kind,
+            tensors["ablated"].long(),
+            tensors[f"changes.{kind}"],
+            count_of_kind(roles, kind),
+            tensors.get(f"own.{kind}"),
+        )
+        for kind in ORDERS
+    ]
     return RolesResult(
         record.model, record.sparse, record.task, record.settings, roles, curves, record.known, record.seconds
     )

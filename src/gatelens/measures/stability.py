@@ -22,8 +22,8 @@ from gatelens.measures.counts import Interval, Sample
 from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import jaccard
 from gatelens.runtime.context import Context
-from gatelens.runtime.files import write_csv, write_json
-from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
+from gatelens.runtime.files import write_json
+from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record, write_lines
 from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import halves, template_halves
@@ -108,8 +108,7 @@ def stability_cost(splits: int, scores: float, circuits: float) -> float:
 def save_stability(stability: Stability, folder: Path) -> None:
     """Write ``stability.json`` and ``stability.csv``."""
     write_json(folder / _FILE, stability.model_dump(mode="json"))
-    header = list(StabilityLine.model_fields)
-    write_csv(folder / _TABLE, header, ([getattr(line, name) for name in header] for line in stability.lines))
+    write_lines(folder / _TABLE, StabilityLine, stability.lines)
 
 
 def load_stability(folder: Path) -> Stability | None:

@@ -224,10 +224,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         temporary.chmod(mode)  # safetensors makes files that only their owner may read
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+class SavedTensors(dict[str, Tensor]):
+    """The tensors of a file by name. An error says which one is missing."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.path = path
+
+    def __missing__(self, name: str) -> Tensor:
+        raise GatelensError(f"{self.path} has no tensor '{name}': run the job again.")
+
+
+def read_tensors(path: Path) -> SavedTensors:
     """The tensors of a safetensors file in a run folder."""
     try:
-        return load_file(path)
+        return SavedTensors(path, load_file(path))
     except (OSError, SafetensorError) as error:
         raise GatelensError(f"cannot read {path} ({error}): the folder is damaged; run the job again.") from error
 

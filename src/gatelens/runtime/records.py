@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.files import read_json
+from gatelens.runtime.files import read_json, write_csv
 from gatelens.runtime.settings import Settings, explain
 
 SCHEMA_VERSION = 2
@@ -40,3 +41,9 @@ def read_record(path: Path, cls: type[R]) -> R:
         raise GatelensError(f"{explain(error, cls, f'{path}: ')} The file is damaged: run the job again.") from None
     except GatelensError as error:  # raised by a check of several fields
         raise GatelensError(f"{path}: {error} The file is damaged: run the job again.") from None
+
+
+def write_lines(path: Path, cls: type[Settings], lines: Iterable[Settings]) -> None:
+    """Write instances of a class as a CSV table, with a column for each of its fields."""
+    columns = list(cls.model_fields)
+    write_csv(path, columns, ([getattr(line, name) for name in columns] for line in lines))

@@ -31,7 +31,7 @@ The probability gate, the offsets and the rest value are gatelens's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -71,7 +71,7 @@ class GatedAttention(tuple[Tensor, Tensor, Tensor | None]):
         open_keys: Int64[Tensor, "batch head query"],
         visible_keys: Int64[Tensor, "batch head query"],
         edges: Tensor | None,
-    ) -> Self:
+    ) -> GatedAttention:
         """The result, with means over visible pairs from the numbers of keys of each query."""
         pairs = visible_keys.sum(-1)
         at_least_one = pairs.clamp(min=1)
