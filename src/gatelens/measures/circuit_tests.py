@@ -135,17 +135,11 @@ def load_tests(folder: Path) -> CircuitTests | None:
 
 def _metrics(circuits: Circuits, rows: Sequence[Members], name: str, context: Context) -> Float[Tensor, "row prompt"]:
     """The metric of circuits that are given by their members."""
-    cuts = [
-        (i, slice(start, start + _ROWS)) for i in range(len(circuits.batches)) for start in range(0, len(rows), _ROWS)
+    parts = [
+        (f"{name.replace(' ', '-')}-{start}", partial(circuits.metric_with, circuits=rows[start : start + _ROWS]))
+        for start in range(0, len(rows), _ROWS)
     ]
-    context.begin(f"tests: {name}", len(cuts))
-    pieces = context.pieces(
-        [(f"{name.replace(' ', '-')}-{i}-{cut.start}", partial(circuits.metric_with, i, rows[cut])) for i, cut in cuts]
-    )
-    metrics = torch.empty(len(rows), len(circuits.task))
-    for (i, cut), piece in zip(cuts, pieces, strict=True):
-        metrics[cut, circuits.batches[i].which] = piece.float()
-    return metrics
+    return circuits.measure(f"tests: {name}", parts, context)
 
 
 def _spread(total: int, most: int) -> list[int]:

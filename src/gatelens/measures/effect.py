@@ -279,24 +279,13 @@ def _evaluate(circuits: Sequence[Circuits], ks: list[int], name: str, settings: 
 def _metrics(circuits: Circuits, ks: list[int], name: str) -> Tensor:
     """The metric of each circuit on each prompt of one task seed: (point, prompt)."""
     cuts = [ks[start : start + _ROWS] for start in range(0, len(ks), _ROWS)]
-    context = circuits.context
-    context.begin(f"{name}: {circuits.level.noun} kept", len(cuts) * len(circuits.batches))
-    pieces = context.pieces(
-        [
-            (_piece_name(name, i, cut), partial(circuits.metric, i, cut))
-            for i in range(len(circuits.batches))
-            for cut in cuts
-        ]
-    )
-    metrics = torch.empty(len(ks), len(circuits.task))
-    for i, bucket in enumerate(circuits.batches):
-        metrics[:, bucket.which] = torch.cat(pieces[i * len(cuts) : (i + 1) * len(cuts)]).float()
-    return metrics
+    parts = [(_piece_name(name, cut), partial(circuits.metric, ks=cut)) for cut in cuts]
+    return circuits.measure(f"{name}: {circuits.level.noun} kept", parts)
 
 
-def _piece_name(name: str, batch: int, ks: list[int]) -> str:
+def _piece_name(name: str, ks: list[int]) -> str:
     """The name of a piece says which circuits it holds, because a refined grid depends on what was measured before."""
-    return f"{name}-{batch}-{ks[0]}-{ks[-1]}-{sha256(repr(ks).encode()).hexdigest()[:12]}".replace(" ", "-")
+    return f"{name}-{ks[0]}-{ks[-1]}-{sha256(repr(ks).encode()).hexdigest()[:12]}".replace(" ", "-")
 
 
 def _refuse_flat(possible: float, noun: str, model: Model, task: CircuitTask) -> None:

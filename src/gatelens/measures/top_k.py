@@ -6,7 +6,7 @@ The circuit of no gates and the circuit of all gates are runs like any other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -180,6 +180,28 @@ class Circuits:
                 "model computes NaN or infinity. Load it with its check (without --no-check), or in float32."
             )
         return metric
+
+    def measure(
+        self, title: str, parts: Sequence[tuple[str, Callable[[int], Tensor]]], context: Context | None = None
+    ) -> Float[Tensor, "row prompt"]:
+        """The metric of circuits on all prompts of the task, in pieces from which a killed run resumes.
+
+        Arguments:
+            title: the name of this phase of the work.
+            parts: of some circuits each: the name of their pieces, and a function from the number of a batch to their
+                metric on it, (row, prompt).
+        """
+        context, n_batches = context or self.context, len(self.batches)
+        context.begin(title, n_batches * len(parts))
+        # One batch after the other, because only the last one keeps what its closed gates read.
+        pieces = context.pieces(
+            [(f"{name}-{batch}", partial(metric, batch)) for batch in range(n_batches) for name, metric in parts]
+        )
+        metrics = [torch.empty(len(piece), len(self.task)) for piece in pieces[: len(parts)]]
+        for batch, bucket in enumerate(self.batches):
+            for of_part, piece in zip(metrics, pieces[batch * len(parts) :], strict=False):
+                of_part[:, bucket.which] = piece.float()
+        return torch.cat(metrics) if metrics else torch.empty(0, len(self.task))
 
     def shuffled(self, seed: int) -> Circuits:
         """The same circuits with a random ranking: the baseline."""

@@ -51,14 +51,8 @@ def jaccard(a: Shaped[Tensor, " member"], b: Shaped[Tensor, " member"]) -> float
 
 def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Context | None = None) -> float:
     """The explained effect of everything but the top k, in units of a curve of the same circuits."""
-    context = context or Context()
-    context.begin("all but the circuit", len(circuits.batches))
-    pieces = context.pieces(
-        [(f"complement-{i}", partial(circuits.metric, i, [k], complement=True)) for i in range(len(circuits.batches))]
-    )
-    metrics = torch.empty(len(circuits.task))
-    for bucket, piece in zip(circuits.batches, pieces, strict=True):
-        metrics[bucket.which] = piece[0].float()
+    complement = partial(circuits.metric, ks=[k], complement=True)
+    [metrics] = circuits.measure("all but the circuit", [("complement", complement)], context)
     none, everything = curve.none[0].mean(), curve.everything[0].mean()
     return float((metrics.mean() - none) / (everything - none))
 

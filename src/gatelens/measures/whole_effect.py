@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -78,14 +77,8 @@ def whole_effect(
         source: what closed gates read.
         fitted_on: the prompts that optimal constants are fitted on; None: those of the task.
     """
-    context = context or Context()
-    circuits = Circuits(level.on(task), model, task, [], source, context, fitted_on)
-    context.begin(f"effect of all {level.noun}", len(circuits.batches))
-    pieces = context.pieces([(f"all-{i}", partial(circuits.ends, i)) for i in range(len(circuits.batches))])
-    metrics = torch.empty(2, len(task))
-    for bucket, piece in zip(circuits.batches, pieces, strict=True):
-        metrics[:, bucket.which] = piece.float()
-    return WholeEffect(*metrics)
+    circuits = Circuits(level.on(task), model, task, [], source, context or Context(), fitted_on)
+    return WholeEffect(*circuits.measure(f"effect of all {level.noun}", [("all", circuits.ends)]))
 
 
 def noise_problem(effects: Sequence[WholeEffect], level: Level[Any], model: str, task: CircuitTask) -> str | None:
