@@ -97,7 +97,7 @@ class TestAutograd:
 
     def test_left_points_are_those_of_the_package_eap_ig(self, name: str) -> None:
         model, task = tiny(name), random_task(n=4, lengths=(9, 6))
-        left = method_named("eap-ig").score(EDGES, model, task, PathSettings(steps=4, rule="left"), Context())
+        left = method_named("eap-ig").score(EDGES, model, task, PathSettings(steps=4, rule="left"), context=Context())
         assert left.method == "eap-ig (4 steps, left points)"
         assert off(left.scores, autograd(model, task, [0.0, 0.25, 0.5, 0.75])) < 1e-5
         assert off(left.scores, attribute_edges(model, task, steps=4).scores) > 1e-2

@@ -20,7 +20,7 @@ from gatelens.gates.runs import capture
 from gatelens.gates.scores import Scores, rank
 from gatelens.measures.example import token_texts
 from gatelens.measures.head_table import HeadLine, HeadTable, bootstrap_mean
-from gatelens.methods.registry import method_named
+from gatelens.methods.registry import score_gates
 from gatelens.model import Model
 from gatelens.model.components import Head
 from gatelens.runtime.context import Context
@@ -99,9 +99,7 @@ def describe_cost(n_heads: int) -> float:
 def chosen_heads(model: Model, task: CircuitTask, heads: Any, context: Context) -> list[Head]:
     """The heads that were asked for (`describe`); none if the gates of the scores do not belong to heads."""
     if isinstance(heads, int) and not isinstance(heads, bool):
-        eap = method_named("eap")
-        scores = eap.score(HEADS, model, task, eap.settings(), context.part("choose-heads"))
-        return best_heads(scores, heads)
+        return best_heads(score_gates("heads", model, task, "eap", context=context.part("choose-heads")), heads)
     if isinstance(heads, Scores):
         return best_heads(heads, 10)
     is_edges, mask = gate_mask(model, heads)

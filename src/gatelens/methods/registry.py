@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -75,6 +75,14 @@ class Price:
         return " + ".join(f"{value:,g} F{unit}" for unit, value in parts.items() if value)
 
 
+class Scorer(Protocol):
+    """Gives every gate of a level a score."""
+
+    def __call__(
+        self, level: Level[Any], model: Model, task: CircuitTask, settings: Any, /, *, context: Context
+    ) -> Scores: ...
+
+
 @dataclass(frozen=True)
 class Method:
     """A way of scoring gates.
@@ -91,7 +99,7 @@ class Method:
     """
 
     name: str
-    score: Callable[..., Scores]
+    score: Scorer
     price: Callable[[Level[Any], Any], Price]
     paper: str
     help: str
@@ -110,15 +118,9 @@ class Method:
             raise GatelensError(f"the method {self.name} does not score {level}: it scores {names}.")
 
 
-def by_keywords(score: Callable[..., Scores]) -> Callable[..., Scores]:
+def by_keywords(score: Callable[..., Scores]) -> Scorer:
     """`Method.score` from a function that takes each setting as an argument of this name."""
-
-    def adapted(
-        level: Level[Any], model: Model, task: CircuitTask, settings: MethodSettings, *, context: Context
-    ) -> Scores:
-        return score(level, model, task, **vars(settings), context=context)
-
-    return adapted
+    return lambda level, model, task, settings, context: score(level, model, task, **vars(settings), context=context)
 
 
 def learning_price(level: Level[Any], settings: LearningSettings) -> Price:

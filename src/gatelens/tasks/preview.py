@@ -51,7 +51,7 @@ class Runnable(Protocol):
 
 
 @dataclass(frozen=True)
-class Shown:
+class PreviewedPrompt:
     """A prompt as it is shown: its text, its answers, and what the model predicts."""
 
     prompt: str
@@ -69,7 +69,7 @@ class Preview:
     model: str
     n: int
     figures: dict[str, float]  # the name of a figure -> its value
-    shown: list[Shown]
+    shown: list[PreviewedPrompt]
     note: str  # how to read the scores
     warning: str | None
 
@@ -81,13 +81,13 @@ def preview(model: Runnable, task: CircuitTask | ResponseTask, show: int = 10) -
         show: the number of prompts that are shown.
     """
     with torch.no_grad():
-        shown = _circuit(model, task, show) if isinstance(task, CircuitTask) else _response(model, task, show)
-    if not all(map(math.isfinite, shown.figures.values())):
+        result = _circuit(model, task, show) if isinstance(task, CircuitTask) else _response(model, task, show)
+    if not all(map(math.isfinite, result.figures.values())):
         raise GatelensError(
             f"{model.name} computes NaN or infinity on the prompts of {task.name}: load it with its check (without "
             "--no-check), or in float32."
         )
-    return shown
+    return result
 
 
 def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:
@@ -105,7 +105,7 @@ def _circuit(model: Runnable, task: CircuitTask, show: int) -> Preview:
                 predicted[i] = _top(model.tokenizer, prompt_logits)
     share = right.float().mean().item()
     shown = [
-        Shown(
+        PreviewedPrompt(
             pair.clean,
             f"right: {_several(pair.answers)}\nwrong: {_several(pair.wrong)}",
             predicted[i],
@@ -174,7 +174,7 @@ def _response(model: Runnable, task: ResponseTask, show: int) -> Preview:
         scores[i] = log_probs.gather(-1, target[:, None]).sum().item()
     tokens = torch.cat(list(hits.values())).float().mean().item()
     shown = [
-        Shown(
+        PreviewedPrompt(
             example.prompt,
             repr(example.response),
             repr(model.tokenizer.decode(choices[i].tolist())),
