@@ -208,19 +208,13 @@ def _check_effect(model: Model, tasks: CircuitTasks, settings: CircuitSettings, 
         warnings.warn(warning, GatelensWarning, stacklevel=3)
 
 
-def _circuit_point(curve: Curve, settings: CircuitSettings) -> int:
-    """The point of the curve that is the circuit: where it reaches the threshold, or else the last one."""
-    point = curve.point_at(settings.threshold)
-    return len(curve.asked) - 1 if point is None else point
-
-
 def _test(
     circuits: Circuits, scores: Scores, curve: Curve, settings: CircuitSettings, context: Context
 ) -> CircuitTests | None:
     """Test the circuit of the first task seed; None if that is not asked for."""
     if not settings.tests:
         return None
-    k = curve.asked[_circuit_point(curve, settings)]
+    k = curve.asked[curve.circuit_point(settings.threshold)]
     return check_circuit(circuits, scores, k, curve.everything[0], context=context)
 
 
@@ -228,7 +222,7 @@ def _stability(circuits: Circuits, curve: Curve, settings: CircuitSettings, cont
     """Circuits of halves of the prompts of the first task seed; None if that is not asked for."""
     if not settings.stability:
         return None
-    model, k = circuits.model, curve.asked[_circuit_point(curve, settings)]
+    model, k = circuits.model, curve.asked[curve.circuit_point(settings.threshold)]
     return measure_stability(
         circuits.task,
         k,
@@ -255,7 +249,7 @@ def _validate(
         check = check_scores(
             circuits.model, few, own, settings.sample, settings.ranking, context=context.part("check-by-patching")
         )
-    point = _circuit_point(curve, settings)
+    point = curve.circuit_point(settings.threshold)
     k = curve.asked[point]
     return Validity(
         **dict(check.overall),

@@ -110,8 +110,7 @@ class CircuitResult(Shown):
         if not self.scores:
             raise GatelensError("this result was read without its scores: use load_circuit(folder, scores=True).")
         if k is None:
-            point = self.curve.point_at(self.settings.threshold)
-            k = self.curve.asked[-1 if point is None else point]
+            k = self.curve.asked[self.curve.circuit_point(self.settings.threshold)]
         return self.scores[0].circuit(k, self.settings.ranking, self.settings.selection)
 
     def records(self) -> list[dict[str, Any]]:

@@ -141,6 +141,11 @@ class Curve(Shown):
         point, reached = _first_that_stays(self.effect[None], threshold)
         return int(point[0]) if reached[0] else None
 
+    def circuit_point(self, threshold: float = 0.9) -> int:
+        """The index of the point that is *the* circuit: `point_at`, or the last one if the threshold is not reached."""
+        point = self.point_at(threshold)
+        return len(self.asked) - 1 if point is None else point
+
     def drawn_counts(
         self, weights: Float[Tensor, "draw seed prompt"], threshold: float, *, least: bool = False
     ) -> Float[Tensor, " draw"]:

@@ -152,9 +152,7 @@ def head_scores_plan(group: Group) -> Plan:
 
 def circuit_plan(title: str, run: CircuitRun) -> Plan:
     """The graph of a circuit of edges, with at most as many edges as a reader can tell apart."""
-    graph, curve, ranking = run.edge_graph, run.result.curve, run.result.settings.ranking
-    point = curve.point_at(run.result.settings.threshold)
-    n_edges = min(_MOST_DRAWN, curve.asked[-1] if point is None else max(1, curve.asked[point]))
+    graph, ranking, n_edges = run.edge_graph, run.result.settings.ranking, _n_drawn(run)
     top = run.top_edges(n_edges)
     mask = torch.zeros_like(graph.edges)
     mask[tuple(torch.tensor(top).T)] = True
@@ -174,9 +172,7 @@ def circuit_plan(title: str, run: CircuitRun) -> Plan:
 
 def role_circuit_plan(title: str, run: CircuitRun, scores: RoleEdgeScores) -> Plan:
     """The graph of a circuit of edges by role, with at most as many edges as a reader can tell apart."""
-    settings, curve = run.result.settings, run.result.curve
-    point = curve.point_at(settings.threshold)
-    n_edges = min(_MOST_DRAWN, curve.asked[-1] if point is None else max(1, curve.asked[point]))
+    settings, n_edges = run.result.settings, _n_drawn(run)
     [order] = selected(scores, settings.ranking, settings.selection)
     top = order[:n_edges]
     mask = torch.zeros_like(scores.exists())
@@ -199,6 +195,12 @@ def role_circuit_plan(title: str, run: CircuitRun, scores: RoleEdgeScores) -> Pl
         "embedding to the logits, with a column for each role."
     )
     return Plan(f"Circuit by role: {title}", alt, draw, table)
+
+
+def _n_drawn(run: CircuitRun) -> int:
+    """How many edges of a circuit are drawn."""
+    curve = run.result.curve
+    return min(_MOST_DRAWN, max(1, curve.asked[curve.circuit_point(run.result.settings.threshold)]))
 
 
 def open_edges_plan(label: str, run: CircuitRun) -> Plan:
