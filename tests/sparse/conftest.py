@@ -12,7 +12,13 @@ from gatelens.model import Model
 
 
 @pytest.fixture(scope="module")
+def llama() -> Model:
+    return tiny("llama")
+
+
+@pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred random words."""
     path = tmp_path_factory.mktemp("text") / "trained.txt"
     path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
     return path
@@ -20,6 +26,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many other words."""
     path = tmp_path_factory.mktemp("held") / "words.txt"
     path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=2, rows=1, length=400)[0]))
     return path

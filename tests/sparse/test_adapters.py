@@ -22,11 +22,6 @@ from gatelens.sparse.in_model import GateValues, gate_values
 NAME = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.default.weight"
 
 
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return tiny("llama")
-
-
 def adapter(folder: Path, model: Model, **about: Any) -> Path:
     generator = torch.Generator().manual_seed(0)
     matrices = {

@@ -38,19 +38,6 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 SMALL: dict[str, Any] = {**SIMPLE, "batch": 2, "length": 8, "checkpoint_every": 2}
 
 
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return tiny("llama")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred random words."""
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
-    return path
-
-
 def logits(hf: Any, tokens: Tensor) -> Tensor:
     with torch.no_grad():
         return hf(input_ids=tokens).logits
@@ -299,7 +286,7 @@ def test_what_cannot_be_trained(llama: Model, text: Path, tmp_path: Path) -> Non
 def test_evaluate_counts_edges(llama: Model, text: Path) -> None:
     sparse = copy.deepcopy(llama)
     make_sparse(sparse.hf, torch.linspace(-2, 2, 12).view(3, 4))
-    found = evaluate(sparse, text, length=8, n_sequences=5, skip=1, batch=2)["words"]
+    found = evaluate(sparse, text, length=8, n_sequences=5, skip=1, batch=2)["trained"]
     tokens = sequences(llama.tokenizer, text, 8)[1:6]
     with record_open(sparse.hf, edges=True) as record:
         ours = logits(sparse.hf, tokens)

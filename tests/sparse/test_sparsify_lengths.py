@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from families import prompts, tiny
 from simple_settings import SIMPLE
 
 from gatelens.errors import GatelensError
@@ -22,19 +21,6 @@ from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import Training
 
 MIXED: dict[str, Any] = {**SIMPLE, "batch": 2, "length": 16, "lengths": (4, 8, 16), "checkpoint_every": 2}
-
-
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return tiny("llama")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred random words."""
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
-    return path
 
 
 def test_lengths_take_turns_in_a_random_order() -> None:

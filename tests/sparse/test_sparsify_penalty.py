@@ -49,11 +49,6 @@ def plain_penalty(expected_keys: Tensor, kind: str) -> Tensor:
     return sum(penalties) / n_sequences  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return tiny("llama")
-
-
 @pytest.mark.parametrize("gate", ["score", "probability"])
 @pytest.mark.parametrize("kind", ["share", "total", "per-head", "per-query"])
 def test_equals_plain_loops(kind: Any, gate: Any) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from families import prompts
 
 import gatelens
 from gatelens.errors import GatelensError
@@ -24,13 +23,6 @@ NAMES = ("loss", "cross_entropy", "expected_open", "open", "multiplier")
 # launcher of several is the one for GPUs, which the environment below keeps on the CPU.
 LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(" ".join(f"t{int(i)}" for i in prompts(seed=1, rows=1, length=400)[0]))
-    return path
 
 
 @pytest.fixture(scope="module")
