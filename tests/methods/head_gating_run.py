@@ -16,11 +16,11 @@ from copying import copying_model, copying_task
 
 from gatelens import HeadGatingSettings, Model, fit_head_gates
 from gatelens.cli import make_app
-from gatelens.gates import fitting
 from gatelens.gates.roles import HeadRoles
 from gatelens.measures.ablation import ablation_curve
 from gatelens.runtime.context import Context
 from gatelens.runtime.files import write_tensors
+from gatelens.runtime.journal import StateSaver
 from gatelens.runtime.processes import Processes
 
 SETTINGS = HeadGatingSettings(seeds=3, updates=6, batch=4)
@@ -57,7 +57,7 @@ def main(out: Path, folder: str) -> None:
     processes = Processes(ours.device)
     (out / f"share-{processes.index}.json").write_text(json.dumps(processes.share(3)))
     # The processes stop after different updates, and then resume.
-    fitting._UPDATES = 1
+    StateSaver.STEPS = 1
     with suppress(Stop):
         fit_head_gates(ours, task, SETTINGS, context=stop_at(out / "pieces", STOP[processes.index]))
     processes.wait()

@@ -19,7 +19,7 @@ from gatelens.gates.roles import KINDS, HeadRoles
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.runtime import precision
 from gatelens.runtime.context import Context
-from gatelens.runtime.journal import Journal
+from gatelens.runtime.journal import Journal, StateSaver
 from gatelens.tasks.base import ResponseBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
@@ -226,8 +226,8 @@ def test_a_fit_that_was_stopped_continues_with_the_same_numbers(
     model, task = copying_model(), copying_task(8)
     settings = HeadGatingSettings(seeds=2, updates=60, batch=4)
     whole = fit_head_gates(model, task, settings)
-    monkeypatch.setattr(fitting, "_UPDATES", updates)
-    monkeypatch.setattr(fitting, "_SECONDS", seconds)
+    monkeypatch.setattr(StateSaver, "STEPS", updates)
+    monkeypatch.setattr(StateSaver, "SECONDS", seconds)
     with pytest.raises(Stop):
         fit_head_gates(model, task, settings, context=stop_at(tmp_path, 37))
     reported: list[int] = []
@@ -242,7 +242,7 @@ def test_fits_that_are_behind_catch_up(tmp_path: Path, monkeypatch: pytest.Monke
     model, task, settings = tiny("llama"), any_task(), HeadGatingSettings(seeds=2, updates=8, batch=4)
     model.hf.double()
     whole = fit_head_gates(model, task, settings)
-    monkeypatch.setattr(fitting, "_UPDATES", 1)
+    monkeypatch.setattr(StateSaver, "STEPS", 1)
     with pytest.raises(Stop):
         fit_head_gates(model, task, settings, context=stop_at(tmp_path, 3))
     [early] = Journal(tmp_path).kept("G+")

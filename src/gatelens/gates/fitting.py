@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,8 @@ from gatelens.errors import GatelensError
 from gatelens.gates.fit_plan import Objective, Schedule
 from gatelens.runtime.context import Context
 from gatelens.runtime.interrupts import finishing_steps
+from gatelens.runtime.journal import StateSaver
 
-# The state of a fit is saved after this many updates or seconds, whichever comes first.
-_UPDATES, _SECONDS = 25, 15.0
 STILL = 0.01
 """A gate that has moved by no more than this counts as still (`FitSettings.patience`)."""
 
@@ -75,16 +74,13 @@ def fit_gates(
         first = fits.slowest
         rows = [row for row in fits.unfinished if fits.done[row] == first]
         until = min((fits.done[row] for row in fits.unfinished if fits.done[row] > first), default=last)
-        saved_after, saved_at = first, time.monotonic()
+        saver = StateSaver(journal, f"{names.file}.{names.process}", first)
         states = _updates(fits.state[rows, :3], range(first, until), objective.of_rows(rows), schedule)
         with finishing_steps() as stop:
             for done, (state, losses) in enumerate(states, first + 1):
                 fits.advance(rows, state, losses)
                 some_ended = not {*rows} <= {*fits.unfinished}
-                due = done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS
-                if some_ended or due or stop.received:
-                    journal.keep(f"{names.file}.{names.process}", fits.packed(names.rows))
-                    saved_after, saved_at = done, time.monotonic()
+                saver.step(done, partial(fits.packed, names.rows), at_once=some_ended or stop.received)
                 journal.reach(fits.slowest if some_ended else done)
                 if stop.received:
                     raise KeyboardInterrupt

@@ -8,7 +8,6 @@ gates of each batch are fitted alone. A killed fit resumes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,11 +25,11 @@ from gatelens.gates.passes import attribute_batches, embedding_path
 from gatelens.model import Model
 from gatelens.runtime.context import UNLIMITED, Context
 from gatelens.runtime.interrupts import finishing_steps
+from gatelens.runtime.journal import StateSaver
 from gatelens.runtime.precision import widen
 from gatelens.runtime.settings import Settings
 from gatelens.tasks.base import Bucket, CircuitTask
 
-_UPDATES, _SECONDS = 25, 15.0  # the state of a fit is saved after this many updates or seconds
 _SMALLEST = 1e-6  # uniform numbers are at least this, and at most 1 minus this
 
 
@@ -210,7 +209,7 @@ class _Fit:
             torch.optim.Adam([multipliers], lr=self.rule.multiplier_rate, betas=self.rule.betas, maximize=True),
         ]
         state.give_to(optimizers)
-        saved_after, saved_at = state.done, time.monotonic()
+        saver = StateSaver(self.journal, f"{name}.state", state.done)
         self.journal.reach(reached + state.done)
         with finishing_steps() as stop:
             while state.done < self.settings.updates:
@@ -218,10 +217,8 @@ class _Fit:
                 for optimizer in optimizers:
                     optimizer.step()
                 state.done += 1
-                due = state.done - saved_after >= _UPDATES or time.monotonic() - saved_at >= _SECONDS
-                if due or stop.received or state.done == self.settings.updates:
-                    self.journal.keep(f"{name}.state", state.tensors())
-                    saved_after, saved_at = state.done, time.monotonic()
+                is_last = state.done == self.settings.updates
+                saver.step(state.done, state.tensors, at_once=stop.received or is_last)
                 self.journal.reach(reached + state.done)
                 if stop.received:
                     raise KeyboardInterrupt

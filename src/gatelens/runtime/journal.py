@@ -120,6 +120,32 @@ class Journal:
         return self.folder / f"{self.prefix}{name}.safetensors"
 
 
+class StateSaver:
+    """Saves the state of work that proceeds step by step, after 25 steps or 15 seconds, whichever comes first.
+
+    Arguments:
+        name: the name under which the journal keeps the state.
+        done: how many steps were done before.
+    """
+
+    STEPS, SECONDS = 25, 15.0
+
+    def __init__(self, journal: Journal, name: str, done: int) -> None:
+        self.journal, self.name = journal, name
+        self._done, self._at = done, time.monotonic()
+
+    def step(self, done: int, state: Callable[[], Mapping[str, Tensor]], at_once: bool = False) -> None:
+        """Save the state if it is time, or at once.
+
+        Arguments:
+            done: how many steps are done.
+            state: the tensors to save.
+        """
+        if at_once or done - self._done >= self.STEPS or time.monotonic() - self._at >= self.SECONDS:
+            self.journal.keep(self.name, state())
+            self._done, self._at = done, time.monotonic()
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
