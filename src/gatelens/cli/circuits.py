@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gatelens.jobs.described import Dense
 
 
-@command("circuit", settings="gatelens.jobs.circuit:CircuitSettings")
+@command("circuit", settings="gatelens.measures.circuit_settings:CircuitSettings")
 def circuit(
     model: ModelName,
     task: TaskName,
