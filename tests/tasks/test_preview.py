@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from gatelens.cli.task_tables import render
 from gatelens.tasks import task
 from gatelens.tasks.base import CircuitTask, Example, ResponseTask
-from gatelens.tasks.preview import by_guessing, hardly_known, preview, render
+from gatelens.tasks.preview import by_guessing, hardly_known, preview
 
 
 def printed(result: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gatelens.cli.task_tables import listing
 from gatelens.errors import GatelensError
 from gatelens.tasks import TASKS, Entry, task
 from gatelens.tasks.base import ResponseTask
 from gatelens.tasks.build import response_task
 from gatelens.tasks.builtin.ioi_long import story
 from gatelens.tasks.draw import distinct, generator, rounds
-from gatelens.tasks.preview import listing
 
 from .conftest import like_model
 

@@ -106,9 +106,10 @@ def tasks(
     """List the tasks. With a TASK and --model, show some prompts and how well the model does."""
     from rich.console import Console
 
+    from gatelens.cli.task_tables import listing, render
     from gatelens.tasks import check_task
     from gatelens.tasks import task as make_task
-    from gatelens.tasks.preview import listing, preview, render
+    from gatelens.tasks.preview import preview
 
     console = Console()
     if task is None and model is None:
