@@ -43,7 +43,7 @@ NOT_RUN = {
 SMALLER = {
     ', corruption="subject"': "",
     '"ioi"': '"gender-pronoun"',
-    '"smollm2"': "STORIES",
+    '"smollm2"': "TRAINED",
     "L9H6": "L3H6",
     "L10H0": "L2H1",
     "n=64": "n=4",
@@ -57,7 +57,7 @@ SMALLER = {
 STUDY = """
 title = "Small"
 [models]
-small = "STORIES"
+small = "TRAINED"
 [circuit]
 tasks = ["gender-pronoun"]
 method = "eap"
@@ -92,10 +92,10 @@ def _is_module(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def names(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def names(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What the examples speak of: a model and its sparse version, a task, scores, curves, roles and saved runs."""
     folder = tmp_path_factory.mktemp("examples")
-    model, sparse = (gatelens.load(stories_folder, check=False) for _ in range(2))
+    model, sparse = (gatelens.load(trained_folder, check=False) for _ in range(2))
     make_sparse(sparse.hf, 0.5)
     task = gatelens.task("gender-pronoun", model, n=4)
     scores, edge_scores = gatelens.attribute_heads(model, task), gatelens.attribute_edges(model, task)
@@ -112,12 +112,12 @@ def names(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pair = gatelens.tasks.contrast(model, n=4)
         gatelens.find_contrast(model, *pair, gatelens.TwoTaskSettings(**fit, n=4), out="runs/contrast")
         write_graph("circuit.json", edge_scores, edge_scores.graph.edges, model.anatomy.width)
-        Path("study.toml").write_text(STUDY.replace("STORIES", str(stories_folder)))
+        Path("study.toml").write_text(STUDY.replace("TRAINED", str(trained_folder)))
         for name in ("text.txt", "held-out.txt"):
             Path(name).write_text("Once upon a time there was a cat. " * 400)
         yield {
             "gatelens": gatelens,
-            "STORIES": str(stories_folder),
+            "TRAINED": str(trained_folder),
             "model": model,
             "sparse": sparse,
             "dense": model,
