@@ -60,12 +60,12 @@ class TestEnds:
         found = run_edges(family, BOTH[0], torch.zeros(1, *shape(family)), corrupt)[0]
         torch.testing.assert_close(found, plain(family, BOTH[1]), **CLOSE)
 
-    def test_stories(self, stories: Model) -> None:
-        corrupt = capture_components(stories, BOTH[1])
+    def test_trained(self, trained: Model) -> None:
+        corrupt = capture_components(trained, BOTH[1])
         found = run_edges(
-            stories, BOTH[0], torch.stack([torch.ones(shape(stories)), torch.zeros(shape(stories))]), corrupt
+            trained, BOTH[0], torch.stack([torch.ones(shape(trained)), torch.zeros(shape(trained))]), corrupt
         )
-        torch.testing.assert_close(found, torch.stack([plain(stories, tokens) for tokens in BOTH]), **CLOSE)
+        torch.testing.assert_close(found, torch.stack([plain(trained, tokens) for tokens in BOTH]), **CLOSE)
 
     def test_what_is_no_edge_does_not_count(self, family: Model) -> None:
         corrupt = capture_components(family, BOTH[1])

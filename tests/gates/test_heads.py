@@ -100,8 +100,8 @@ class TestGatesAtOne:
     def test_families(self, family: Model) -> None:
         self.check(family, prompts())
 
-    def test_stories(self, stories: Model) -> None:
-        self.check(stories, prompts())
+    def test_trained(self, trained: Model) -> None:
+        self.check(trained, prompts())
 
     def test_smollm2(self, smollm2: Model) -> None:
         self.check(smollm2, 400 * prompts(rows=2, length=5))

@@ -160,6 +160,15 @@ def test_logits_are_llama2cs(model: Model, folder: Path) -> None:
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_saved_model_comes_back_the_same(model: Model, tmp_path: Path) -> None:
+    model.hf.save_pretrained(tmp_path / "mine")
+    model.tokenizer.save_pretrained(tmp_path / "mine")
+    loaded = gatelens.load(tmp_path / "mine")
+    assert loaded.fingerprint == model.fingerprint
+    text = "Once upon a time,  naïve."
+    assert loaded.tokenizer(text).input_ids == model.tokenizer(text).input_ids
+
+
 def test_it_tells_a_story(stories: Model) -> None:
     tokens = stories.tokenizer("Once upon a time, there was a little", return_tensors="pt").input_ids
     out = stories.hf.generate(tokens, max_new_tokens=6, do_sample=False)

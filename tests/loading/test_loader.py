@@ -54,12 +54,6 @@ class TestNumbers:
         assert not loaded.hf.training
         assert not any(p.requires_grad for p in loaded.hf.parameters())
 
-    def test_a_saved_llama2c_model_comes_back_the_same(self, stories: Model, tmp_path: Path) -> None:
-        loaded = gatelens.load(save(stories, tmp_path / "mine"))
-        assert loaded.fingerprint == stories.fingerprint
-        text = "Once upon a time,  naïve."
-        assert loaded.tokenizer(text).input_ids == stories.tokenizer(text).input_ids
-
     def test_known_logits_of_smollm2(self, smollm2: Model) -> None:
         """A config that a transformers version reads otherwise (its rope_theta is not the default) would move them."""
         tokens = smollm2.tokenizer("The capital of France is", return_tensors="pt").input_ids
