@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -126,6 +127,62 @@ def test_without_a_folder_nothing_is_kept() -> None:
         assert run.context().piece("a", lambda: torch.ones(1)).tolist() == [1]
         run.finish({})
     assert run.complete
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "claimed by another run"])
+def test_a_folder_that_is_removed_during_the_run(again: bool, tmp_path: Path) -> None:
+    """What the run does next is not written, neither into a new folder nor between the files of another run."""
+    out = tmp_path / "out"
+    with RunFolder(out, ASKED) as run:
+        run.context().piece("a", lambda: torch.ones(1))
+        shutil.rmtree(out)
+        with RunFolder(out, {**ASKED, "settings": {"n": 2}}) if again else nullcontext() as other:
+            files = sorted(path.name for path in tmp_path.rglob("*"))
+            for work in (
+                lambda: run.context().piece("b", lambda: torch.ones(1)),
+                lambda: run.context(name="part").part("more").piece("c", lambda: torch.ones(1)),
+                lambda: run.finish({}),
+            ):
+                with pytest.raises(GatelensError, match="out was removed while this run worked in it"):
+                    work()
+            run.withdraw()
+            assert sorted(path.name for path in tmp_path.rglob("*")) == files
+            if other is not None:
+                other.finish({"n": 2})
+    assert out.exists() == again
+
+
+def test_a_folder_that_becomes_a_file_during_the_run(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "out", ASKED) as run:
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "out").write_text("mine")
+        with pytest.raises(GatelensError, match="out was removed while this run worked in it"):
+            run.finish({})
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_run_that_was_killed_after_its_result_is_tidied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start removes what is left, but not while another process holds the lock."""
+
+    def killed(path: Path, **_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def finish() -> None:
+        with RunFolder(tmp_path, ASKED) as run, monkeypatch.context() as patch:
+            run.context().piece("a", lambda: torch.ones(1))
+            patch.setattr("gatelens.runtime.run_folder.shutil.rmtree", killed)
+            run.finish({})
+
+    with pytest.raises(KeyboardInterrupt):
+        finish()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".lock", "asked.json", "pieces", "result.json"]
+    with FileLock(tmp_path / ".lock"), RunFolder(tmp_path, ASKED) as again:
+        assert again.complete
+        assert (tmp_path / "pieces" / "a.safetensors").exists()
+    with RunFolder(tmp_path, ASKED) as again:
+        assert again.complete
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["asked.json", "result.json"]
 
 
 class TestContext:

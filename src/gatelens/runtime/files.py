@@ -42,10 +42,12 @@ def writing(path: Path) -> Iterator[None]:
         if not is_about_files(error):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        explained = WriteError(
-            f"cannot write to {path} ({reason}). Everything that was written before is complete: free some disk space "
-            "and run the same command again to resume, or give another folder."
-        )
+        if isinstance(error, FileNotFoundError):
+            remedy = "The folder was removed in the meantime: run the same command again to start from the beginning"
+        else:
+            remedy = "Everything that was written before is complete: free some disk space and run the same command "
+            remedy += "again to resume"
+        explained = WriteError(f"cannot write to {path} ({reason}). {remedy}, or give another folder.")
         explained.strerror = reason
         raise explained from error
 

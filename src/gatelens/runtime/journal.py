@@ -65,15 +65,22 @@ class Journal:
         folder: where the pieces are saved; None saves nothing.
         progress: is called after every piece.
         prefix: the start of the name of every piece, and of the title of every phase.
+        check: is called before every piece is saved. It raises an error if the folder is not this run's any more.
     """
 
-    def __init__(self, folder: Path | None = None, progress: Progress | None = None, prefix: str = "") -> None:
-        self.folder, self.progress, self.prefix = folder, progress, prefix
+    def __init__(
+        self,
+        folder: Path | None = None,
+        progress: Progress | None = None,
+        prefix: str = "",
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder, self.progress, self.prefix, self.check = folder, progress, prefix, check
         self.title, self.done, self.total = "", 0, 0
 
     def part(self, name: str) -> Journal:
         """A journal for one part of the work, in the same folder."""
-        return Journal(self.folder, self.progress, f"{self.prefix}{name}.")
+        return Journal(self.folder, self.progress, f"{self.prefix}{name}.", self.check)
 
     def begin(self, title: str, total: int) -> None:
         """Announce the next phase of the work and its number of pieces or steps."""
@@ -112,6 +119,8 @@ class Journal:
         """Save these tensors under this name. Tensors that were saved under it before are replaced."""
         if self.folder is None:
             return
+        if self.check is not None:
+            self.check()
         make_folder(self.folder)
         write_tensors(self._path(name), tensors)
 

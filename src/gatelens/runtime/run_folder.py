@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from gatelens.errors import GatelensError
 from gatelens.runtime.context import MEMORY_GB, Context
-from gatelens.runtime.files import make_folder, read_json, remove_half_written, write_json
+from gatelens.runtime.files import make_folder, read_json, remove_half_written, write_json, writing
 from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.journal import Clock, Journal, Progress
 from gatelens.runtime.processes import Processes, is_main
@@ -81,6 +81,7 @@ class RunFolder:
         self.complete = False
         self._is_new = False  # whether this start wrote the request
         self._lock = None if self.path is None else FileLock(self.path / LOCK)
+        self._claimed: tuple[int, int] | None = None  # the lock file of this start, as the file system knows it
         self._clock = Clock(None if self.path is None else self.path / PIECES, progress)
 
     def __enter__(self) -> Self:
@@ -112,14 +113,29 @@ class RunFolder:
     def context(self, memory_gb: float = MEMORY_GB, name: str = "") -> Context:
         """The execution context of this run, or of the part of it with this name."""
         folder = None if self.path is None else self.path / PIECES / name
-        return Context(memory_gb, Journal(folder, self._clock if is_main() else None))
+        return Context(memory_gb, Journal(folder, self._clock if is_main() else None, check=self.check_claim))
+
+    def check_claim(self) -> None:
+        """Raise an error if somebody has removed the folder since this start claimed it.
+
+        Another run may have claimed a folder of the same name since then: the two must not mix.
+        """
+        if self.path is None:
+            return
+        with writing(self.path):
+            is_the_same = self._claimed == _identity(self.path / LOCK)
+        if not is_the_same:
+            raise GatelensError(
+                f"{self.path} was removed while this run worked in it, so that the run cannot be saved: run the same "
+                "command again to start from the beginning."
+            )
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write ``result.json`` and remove what was only needed to resume. All other files must be written before."""
         if self.path is not None and is_main():
+            self.check_claim()
             write_json(self.path / RESULT, result)
-            shutil.rmtree(self.path / PIECES, ignore_errors=True)
-            remove_half_written(self.path)
+            self._tidy(self.path)
         self.complete = True
         if self.processes is not None:
             self.processes.wait()
@@ -129,7 +145,7 @@ class RunFolder:
 
         Nothing is removed if an earlier start wrote the request.
         """
-        if self.path is None or not self._is_new:
+        if self.path is None or not self._is_new or self._claimed != _identity(self.path / LOCK):
             return
         shutil.rmtree(self.path / PIECES, ignore_errors=True)
         (self.path / ASKED).unlink(missing_ok=True)
@@ -146,6 +162,16 @@ class RunFolder:
             self._refuse_another(path)  # another process may have begun a run in the meantime,
             self.complete = self._is_finished(path)  # and finished it
             self._write_request(path)
+        elif is_main() and ((path / PIECES).exists() or (path / LOCK).exists()):
+            with suppress(GatelensError):  # the process that finished it may be tidying up itself
+                self._take_lock(path)
+                self._tidy(path)
+        self._claimed = _identity(path / LOCK)
+
+    def _tidy(self, path: Path) -> None:
+        """Remove what was only needed to resume, and what a process that was killed had half-written."""
+        shutil.rmtree(path / PIECES, ignore_errors=True)
+        remove_half_written(path)
 
     def _refuse_another(self, path: Path) -> None:
         """Raise an error if the folder holds other files, or the run of another request."""
@@ -177,6 +203,15 @@ class RunFolder:
             if remove and self.path is not None:
                 with suppress(OSError):  # the result is complete: a lock file that stays does no harm
                     (self.path / LOCK).unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from a later one with the same name; None if there is no file."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_marked(folder: Path, mark: str, kind: str) -> bool:

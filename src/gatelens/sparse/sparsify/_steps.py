@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,20 @@ JUDGED = ("dense loss", "above dense", "kl", "open", "keys per query", "idle hea
 """The columns of `judged.csv` for each held-out text."""
 
 
-def make_steps(training: Training, held_out: dict[str, Tensor], folder: Path | None, show: bool) -> None:
+def make_steps(
+    training: Training,
+    held_out: dict[str, Tensor],
+    folder: Path | None,
+    show: bool,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Make all steps that are not made yet.
 
     Arguments:
         held_out: (sequence, token) of each text to evaluate on, by name.
         folder: the run folder; without it nothing is kept.
         show: print progress.
+        check: is called before a step is logged or saved. It raises an error if the folder is not this run's any more.
     """
     settings, accelerator = training.settings, training.accelerator
     main = bool(accelerator.is_main_process)
@@ -46,6 +54,8 @@ def make_steps(training: Training, held_out: dict[str, Tensor], folder: Path | N
             record: Record = {"step": step + 1, **training.step(step)}
             tokens = at_once * (settings.length - settings.length % training.length(step))
             record["tokens_per_second"] = tokens / (time.perf_counter() - start)
+            if main:
+                check()
             log.add(record)
             display.step(record)
             accelerator.log(record, step=step + 1)

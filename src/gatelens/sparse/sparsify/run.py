@@ -118,12 +118,12 @@ def sparsify(
         with SparsifyFolder(folder, model, settings, texts.training, first_run, processes) as run:
             # 2. Training, from the last checkpoint on
             with accelerator.main_process_first() if folder else nullcontext():
-                own = _own_text(model, texts.training, settings, folder, show and main)
+                own = _own_text(model, texts.training, settings, run, show and main)
             numbered = TrainingSequences([*texts.training, *own], settings.seed)
             sizes = None if resumes else _calibrate(model, student, numbered, settings, first_run)
             dense = copy.deepcopy(base.hf) if sharded else base.hf.to(accelerator.device)  # sharding is in place
             training = Training(student, dense, numbered, settings, accelerator, sizes, cache)
-            make_steps(training, texts.held_out, folder, show and main)
+            make_steps(training, texts.held_out, folder, show and main, run.check_claim)
             for tracker in accelerator.trackers:
                 tracker.finish()
 
@@ -222,7 +222,7 @@ def _teacher_cache(
 
 
 def _own_text(
-    model: Model, texts: Sequence[TrainingText], settings: SparsifySettings, folder: Path | None, show: bool
+    model: Model, texts: Sequence[TrainingText], settings: SparsifySettings, run: SparsifyFolder, show: bool
 ) -> list[TrainingText]:
     """What the model writes itself, as one more text to train on."""
     if not settings.self_text or not settings.self_share:
@@ -232,7 +232,7 @@ def _own_text(
         if show:
             print(f"{title}: {done} of {total} pieces", flush=True)
 
-    journal = Journal(None if folder is None else folder / "own-text", progress)
+    journal = Journal(None if run.path is None else run.path / "own-text", progress, check=run.check_claim)
     tokens = torch.cat([text.tokens for text in texts]).long()
     # The seed is 0 for any seed of the run, because this text is data.
     written = write_text(model, tokens, settings.self_text, settings.length, 0, journal)
