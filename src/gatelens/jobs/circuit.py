@@ -203,9 +203,9 @@ def _check_effect(model: Model, tasks: CircuitTasks, settings: CircuitSettings, 
                 f"{problem}: use more prompts (n), another task or another model, or go on with a warning "
                 "(--allow-noise)."
             )
-        warnings.warn(f"{problem}.", GatelensWarning, stacklevel=3)
+        warnings.warn(f"{problem}.", GatelensWarning, stacklevel=4)
     if warning := behaviour_warning(effects, model.name, tasks.first):
-        warnings.warn(warning, GatelensWarning, stacklevel=3)
+        warnings.warn(warning, GatelensWarning, stacklevel=4)
 
 
 def _test(
