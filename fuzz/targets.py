@@ -31,6 +31,7 @@ from fuzz.damage import (
     odd_values,
 )
 from gatelens import GatelensError, cli
+from gatelens.cli.task_tables import render
 from gatelens.jobs.study._folder import StudyFolder
 from gatelens.jobs.study.file import read_study
 from gatelens.loading import load
@@ -40,7 +41,7 @@ from gatelens.model.graph import Graph
 from gatelens.report.page import write_report
 from gatelens.runtime.settings import setting_fields
 from gatelens.tasks import task
-from gatelens.tasks.preview import preview, render
+from gatelens.tasks.preview import preview
 
 
 @dataclass(frozen=True)

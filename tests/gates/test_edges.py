@@ -12,7 +12,8 @@ from toys import PLAIN, plain_run, random_task
 
 from gatelens import GatelensError, Model
 from gatelens.gates import EDGES
-from gatelens.gates.edge_runs import capture_components, run_edges, with_sources
+from gatelens.gates.component_runs import capture_components, with_sources
+from gatelens.gates.edge_runs import run_edges
 from gatelens.measures.top_k import Circuits
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context

@@ -11,8 +11,9 @@ from torch import Tensor
 from toys import PLAIN, off, plain_run
 
 from gatelens.gates import ATTENTION, EDGES
+from gatelens.gates.component_runs import capture_components
 from gatelens.gates.edge_backward import run_learned_edges
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.level import Level
 from gatelens.model import Model
 from gatelens.model.graph import Graph

@@ -12,7 +12,8 @@ import gatelens
 from gatelens import Model
 from gatelens.gates import EDGES
 from gatelens.gates.attention_runs import attention_patterns, capture_attention, run_attention
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.component_runs import capture_components
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import capture
 from gatelens.model.graph import Graph

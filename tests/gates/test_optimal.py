@@ -14,8 +14,9 @@ from toys import PLAIN, Read, off, parts_of, plain_run, random_task
 from gatelens import CircuitSettings, Context, GatelensError, explained_effect, find_circuit
 from gatelens.errors import GatelensWarning
 from gatelens.gates import EDGES, HEADS, optimal
+from gatelens.gates.component_runs import capture_components
 from gatelens.gates.edge_backward import run_learned_constants
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.edges import Edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.heads import Heads

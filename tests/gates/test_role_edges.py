@@ -14,7 +14,8 @@ from toys import PLAIN, off, plain_run, random_task
 
 from gatelens import Context, GatelensError, Model
 from gatelens.gates import EDGES, ROLE_EDGES
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.component_runs import capture_components
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.role_edges import RoleEdges, RoleEdgeScores
 from gatelens.measures.top_k import Circuits
 from gatelens.methods.attribution import attribute

@@ -10,7 +10,8 @@ from toys import random_task
 from gatelens import GatelensError
 from gatelens.gates.attention import AttentionScores
 from gatelens.gates.attention_runs import capture_attention, run_attention
-from gatelens.gates.edge_runs import capture_components, run_edges, with_sources
+from gatelens.gates.component_runs import capture_components, with_sources
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.heads import HeadScores

@@ -16,7 +16,8 @@ import gatelens
 from gatelens import GatelensError, Model
 from gatelens.gates import EDGES
 from gatelens.gates.attention_runs import capture_attention, run_attention
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.component_runs import capture_components
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import capture

@@ -10,7 +10,8 @@ from toys import random_task
 from gatelens import GatelensError, Model
 from gatelens.gates import EDGES
 from gatelens.gates.attention_runs import capture_attention, run_attention
-from gatelens.gates.edge_runs import capture_components, run_edges
+from gatelens.gates.component_runs import capture_components
+from gatelens.gates.edge_runs import run_edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import capture
 from gatelens.measures.top_k import Circuits

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.edge_runs import Components, EdgeRun
+from gatelens.gates.component_runs import Components
+from gatelens.gates.edge_runs import EdgeRun
 from gatelens.gates.hooks import Edit, Hooks
 from gatelens.model import Model
 from gatelens.model.graph import Graph

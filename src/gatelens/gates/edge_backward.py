@@ -22,14 +22,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.gates.alone import head_outputs, logits_of, mlp_output
-from gatelens.gates.edge_runs import (
-    Components,
-    EdgeRun,
-    edge_numbers,
-    join_projections,
-    project_inputs,
-    with_sources,
-)
+from gatelens.gates.component_runs import Components, with_sources
+from gatelens.gates.edge_runs import EdgeRun, edge_numbers, join_projections, project_inputs
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context

@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from gatelens.gates.attribution import Attribution, SoftmaxProducts
-from gatelens.gates.edge_runs import hook_sources, new_sources
+from gatelens.gates.component_runs import hook_sources, new_sources
 from gatelens.gates.gradients import InputGradients, Metric, Pass, SourceGroup, differentiate, sum_rows
 from gatelens.gates.hooks import Hooks
 from gatelens.gates.query_key import QueryKeyEdges

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from gatelens.gates.component_runs import Components, capture_components, with_sources
 from gatelens.gates.edge_backward import learned_edge_numbers, run_learned_edges
 from gatelens.gates.edge_gradients import EdgeAttribution
-from gatelens.gates.edge_runs import Components, capture_components, edge_numbers, run_edges, with_sources
+from gatelens.gates.edge_runs import edge_numbers, run_edges
 from gatelens.gates.gradients import Metric
 from gatelens.gates.level import Cost, Source, top_masks
 from gatelens.gates.optimal import fit_edge_constants

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gatelens.errors import GatelensError
 from gatelens.gates._live import LiveEdges, Places, replace_heads
-from gatelens.gates.edge_runs import Components, capture_components, with_sources
+from gatelens.gates.component_runs import Components, capture_components, with_sources
 from gatelens.gates.edges import EDGES
 from gatelens.gates.heads import HEADS
 from gatelens.gates.hooks import Hooks

@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.gates.component_runs import Components, capture_components
 from gatelens.gates.edge_backward import learned_edge_numbers, run_learned_constants
-from gatelens.gates.edge_runs import Components, capture_components
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.runs import Run, capture, gradient_numbers
 from gatelens.model import Model

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from gatelens.gates.component_runs import Components
 from gatelens.gates.edge_gradients import EdgeAttribution
-from gatelens.gates.edge_runs import Components, EdgeRun, edge_numbers
+from gatelens.gates.edge_runs import EdgeRun, edge_numbers
 from gatelens.gates.gradients import Metric, Pass
 from gatelens.model import Model
 from gatelens.model.graph import Graph

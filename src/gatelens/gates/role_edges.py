@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.edge_runs import Components
+from gatelens.gates.component_runs import Components
 from gatelens.gates.edges import ComponentEdges, ComponentEdgeScores
 from gatelens.gates.gate_roles import GateRoles
 from gatelens.gates.gradients import Metric

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gatelens.gates import EDGES
 from gatelens.gates.attribution import prompt_sums
-from gatelens.gates.edge_runs import Components, capture_components
+from gatelens.gates.component_runs import Components, capture_components
 from gatelens.gates.edges import EdgeScores
 from gatelens.methods.registry import Method, Price, register
 from gatelens.model import Model
