@@ -16,8 +16,11 @@ from scipy import stats
 from gatelens import CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.gates.roles import HeadRoles
 from gatelens.jobs.roles import find_roles
+from gatelens.measures.mediation import PatchingComparison
+from gatelens.measures.role_statistics import Mediation
 from gatelens.measures.role_summary import summarise, summarise_runs
 from gatelens.measures.roles_result import RolesResult, RolesSettings
+from gatelens.model.components import Head
 from gatelens.report.figures import role_distribution_figure
 
 pytestmark = pytest.mark.filterwarnings("ignore::gatelens.errors.GatelensWarning")
@@ -41,6 +44,23 @@ def test_shares_and_distribution_are_counted() -> None:
     assert facilitation.published == {"share": 0.256, "all_seeds": 0.014, "any_seed": 0.685}
     assert [share.share for share in summary.shares if share.kind == "interference"] == [0.0]
     assert summarise([result([[0.9, 0.1]], task="induction")]).shares[0].published == {}
+
+
+def test_each_bin_and_each_published_value_has_its_own_column(tmp_path: Path) -> None:
+    summarise([result([[0.9, 0.5, 0.1, 0.05], [0.8, 0.2, 0.3, 0.95]])]).save(tmp_path)
+    facilitation, irrelevance, interference = csv.DictReader((tmp_path / "shares.csv").open())
+    bins = [float(facilitation[f"scores {low / 10:g} to {(low + 1) / 10:g}"]) for low in range(10)]
+    assert bins == pytest.approx([1 / 8, 1 / 8, 1 / 8, 1 / 8, 0, 1 / 8, 0, 0, 1 / 8, 2 / 8])
+    assert [facilitation[f"published {name}"] for name in ("share", "any_seed")] == ["0.256", "0.685"]
+    assert (irrelevance["published share"], irrelevance["published any_seed"]) == ("0.63", "")
+    assert interference["published share"] == ""
+    assert all(not value.startswith(("(", "{", "[")) for value in facilitation.values())
+
+
+def test_equal_facilitation_is_saved_without_a_statistic() -> None:
+    comparison = PatchingComparison((Head(0, 1), Head(0, 2)), 0.5, 0.5, float("nan"), float("nan"), n_heads=4)
+    line = Mediation.of("ioi in small", comparison)
+    assert (line.marked, line.n_marked, line.t, line.p) == ("L0H1 L0H2", 2, None, None)
 
 
 def test_correlations_are_those_of_scipy() -> None:
@@ -103,7 +123,7 @@ def test_one_command_reads_all_runs_below_a_folder(
     assert run(monkeypatch, *words) == 0
     printed = capsys.readouterr().out
     assert "share of heads with a score of 0.5 or more" in printed
-    assert "facilitation, maximum over seeds" in printed
+    assert "facilitation of the heads that other scores mark, maximum over seeds" in printed
     saved = json.loads((tmp_path / "summary" / "roles-summary.json").read_text())
     (comparison,) = saved["mediation"]
     assert (comparison["over"], comparison["level"], comparison["run"]) == (
@@ -111,6 +131,10 @@ def test_one_command_reads_all_runs_below_a_folder(
         "heads",
         f"induction in {trained.name}",
     )
+    (in_table,) = csv.DictReader((tmp_path / "summary" / "mediation.csv").open())
+    assert in_table["marked"] == comparison["marked"]
+    assert len(comparison["marked"].split()) == comparison["n_marked"] == int(in_table["n_marked"])
+    assert float(in_table["p"]) == pytest.approx(comparison["p"], rel=1e-4)
     lines = list(csv.DictReader((tmp_path / "summary" / "shares.csv").open()))
     assert float(lines[0]["share"]) == pytest.approx(
         roles.roles.is_kind("facilitation").float().mean().item(), rel=1e-4

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 from gatelens.measures.relations_result import RelationsResult
-from gatelens.measures.role_summary import BINS, Correlation, RoleSummary, Share
+from gatelens.measures.role_statistics import Correlation, Share
+from gatelens.measures.role_summary import RoleSummary
+
+_BARS = " .:-=+*#%@"  # of a histogram, from no score to the most
 
 
 def relations_table(result: RelationsResult) -> Table:
     """How often responses are predicted on each relation that was held out, with all gates open and under the gates."""
     seeds = result.settings.seeds
     title = f"relations in {escape(result.model)}: response tokens predicted, {result.settings.n} pairs each"
-    caption = f"all gates open -> under the gates, mean of {seeds} seed{'s' * (seeds > 1)}"
-    table = Table("kept way", "held out", "kept", "lost", title=title, caption=caption)
+    over = f"mean of {seeds} seeds (lowest to highest)" if seeds > 1 else "1 seed"
+    caption = f"all gates open -> under the gates, {over}"
+    table = Table("held out", "kept way", "kept", "lost way", "lost", title=title, caption=caption)
     for fit in result.fits:
         accuracy = fit.accuracy
         table.add_row(
-            escape(fit.keep),
             escape(fit.relation),
-            f"{accuracy.keep_open:.0%} -> {accuracy.keep.mean():.0%}",
-            f"{accuracy.lose_open:.0%} -> {accuracy.lose.mean():.0%}",
+            escape(fit.keep),
+            f"{accuracy.keep_open:.0%} -> {_over_seeds(accuracy.keep)}",
+            escape(fit.lose),
+            f"{accuracy.lose_open:.0%} -> {_over_seeds(accuracy.lose)}",
         )
     return table
+
+
+def _over_seeds(accuracies: Tensor) -> str:
+    between = f" ({accuracies.min():.0%} to {accuracies.max():.0%})" if len(accuracies) > 1 else ""
+    return f"{accuracies.mean():.0%}{between}"
 
 
 def role_summary_tables(summary: RoleSummary) -> list[Table]:
@@ -32,12 +43,13 @@ def role_summary_tables(summary: RoleSummary) -> list[Table]:
         "task",
         "model",
         "kind",
-        "heads",
+        "mean of seeds (lowest to highest)",
         "in all seeds",
         "in any seed",
         "scores from 0 to 1",
         title="share of heads with a score of 0.5 or more",
-        caption="mean over seeds (fewest to most); \\[published]: Llama 3 models; all and any seed: Llama-3.1-8B",
+        caption="\\[ ]: published, for the paper's own data: mean over its Llama 3 models; in all and in any of ten "
+        "seeds of Llama-3.1-8B",
     )
     for share in summary.shares:
         seeds = f" ({share.lowest:.1%} to {share.highest:.1%})" if share.seeds > 1 else ""
@@ -50,7 +62,15 @@ def role_summary_tables(summary: RoleSummary) -> list[Table]:
             f"{share.any_seed:.1%}{_published(share, 'any_seed')}",
             _histogram(share),
         )
-    correlations = Table("between", "kind", "of", "and", "correlation", title="correlation of the scores of heads")
+    correlations = Table(
+        "between",
+        "kind",
+        "of",
+        "and",
+        "correlation",
+        title="correlation of the scores of heads",
+        caption="between seeds: mean of all pairs (lowest to highest); otherwise of mean scores (95 % interval)",
+    )
     for line in summary.correlations:
         correlations.add_row(line.between, line.kind, escape(line.first), escape(line.second), _with_interval(line))
     overlaps = Table(
@@ -73,7 +93,8 @@ def role_summary_tables(summary: RoleSummary) -> list[Table]:
         "others",
         "Welch's t",
         "p",
-        title="facilitation, maximum over seeds",
+        title="facilitation of the heads that other scores mark, maximum over seeds",
+        caption="Welch's t-test of equal means, two-sided",
     )
     for name, comparison in summary.mediation:
         mediation.add_row(
@@ -95,10 +116,7 @@ def _published(share: Share, field: str) -> str:
 def _histogram(share: Share) -> str:
     """The distribution of the scores as bars, from the lowest to the highest tenth."""
     most = max(share.distribution)
-    return "".join(_BARS[min(int(part / most * len(_BARS)), len(_BARS) - 1)] for part in share.distribution[:BINS])
-
-
-_BARS = " .:-=+*#%@"
+    return "".join(_BARS[min(int(part / most * len(_BARS)), len(_BARS) - 1)] for part in share.distribution)
 
 
 def _with_interval(line: Correlation) -> str:
