@@ -15,7 +15,8 @@ from gatelens import GatelensError, HeadGatingSettings, Model, fit_head_gates
 from gatelens.errors import GatelensWarning
 from gatelens.gates import responses
 from gatelens.gates.fit_plan import draw_batch, uniform_start
-from gatelens.gates.responses import response_log_probs, share_known, token_counts
+from gatelens.gates.response_checks import share_known, warn_if_unknown
+from gatelens.gates.responses import response_log_probs, token_counts
 from gatelens.gates.runs import rows_that_fit
 from gatelens.methods.head_gating import nll_objective
 from gatelens.runtime.context import Context
@@ -182,7 +183,7 @@ def test_the_warning_looks_at_the_first_examples_only(monkeypatch: pytest.Monkey
         return run(model, tokens, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(responses, "run_heads", counted)
-    responses.warn_if_unknown(model, task, n_examples=4)
+    warn_if_unknown(model, task, n_examples=4)
     assert sum(seen) == 4
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from gatelens import GatelensError, Model
 from gatelens.cli.tables import roles_table
-from gatelens.gates.responses import share_known
+from gatelens.gates.response_checks import share_known
 from gatelens.gates.roles import KINDS
 from gatelens.jobs.roles import find_roles, roles_forwards
 from gatelens.measures.ablation import ablation_order, forced

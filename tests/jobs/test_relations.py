@@ -11,6 +11,7 @@ import torch
 from commands import run
 
 from gatelens import GatelensError, Model
+from gatelens.errors import GatelensWarning
 from gatelens.gates.responses import score_responses
 from gatelens.jobs import relations as job
 from gatelens.jobs.relations import find_relations, relation_tasks, relations_cost
@@ -70,6 +71,21 @@ def test_each_relation_is_judged_by_gates_that_have_not_seen_it(
     assert len(lines) == 8
     assert (lines[1]["asked by"], lines[1]["role"]) == ("examples", "lose")
     assert float(lines[1]["accuracy"]) == pytest.approx(float(result.fits[0].accuracy.lose.mean()), abs=1e-6)
+
+
+@pytest.mark.filterwarnings("default::gatelens.errors.GatelensWarning")
+def test_a_model_that_does_not_know_the_words_is_warned_about_in_each_way(trained: Model, source: Path) -> None:
+    with pytest.warns(GatelensWarning) as caught:
+        find_relations(trained, SMALL, source=source)
+    texts = [str(warning.message) for warning in caught]
+    for way in WAYS:
+        (text,) = [text for text in texts if f"word-pairs (ask={way})" in text]
+        task = relation_tasks(trained, SMALL, source)[way]
+        scores = [
+            score_responses(trained, part, torch.ones(1, trained.n_layers, trained.n_heads)) for part in task.values()
+        ]
+        known = sum(int(part.hits.sum()) for part in scores) / sum(int(part.tokens.sum()) for part in scores)
+        assert f"predicts {known:.0%} of the response tokens" in text
 
 
 def test_ten_examples_or_an_instruction_ask_for_the_same_words(trained: Model) -> None:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gatelens.errors import GatelensError, GatelensWarning
-from gatelens.gates.head_runs import HeadSource, run_heads
+from gatelens.gates.head_runs import run_heads
 from gatelens.gates.hooks import Hooks
-from gatelens.gates.runs import only_at, rows_that_fit, run_numbers
+from gatelens.gates.runs import only_at, rows_that_fit
 from gatelens.model import Model
 from gatelens.model.products import fast_products
 from gatelens.runtime.context import UNLIMITED, Context
-from gatelens.runtime.processes import is_main
 from gatelens.tasks.base import ResponseBatch, ResponseTask
-from gatelens.tasks.preview import hardly_known
 
 _STREAM = 1 << 18  # a batch is split into parts in which the input of a layer has about this many numbers
 _SHORT = 256  # tokens; longer sequences always use the attention that the model was loaded with
@@ -32,39 +28,32 @@ def response_log_probs(
     model: Model,
     batch: ResponseBatch,
     gates: Float[Tensor, "row layer head"],
-    source: HeadSource = None,
-    *,
-    context: Context | None = None,
 ) -> Float[Tensor, "row example"]:
     """Log-probability of each response, summed over its tokens, under each row of gates.
 
+    All rows and examples run together: `cut` says how many fit into memory.
+
     Arguments:
-        gates: they may require gradients.
-        source: what closed gates read (`run_heads`); None is zero.
+        gates: they may require gradients. A closed gate reads zero.
 
     Returns:
-        The log-probabilities, in float32 or wider. Cost: 1 forward for each row, with only the logits that predict a
-        response.
+        The log-probabilities, in float32 or wider. Cost: at most 1 forward for each row, with only the logits that
+        predict a response.
     """
-    context = context or Context()
-    at_once = rows_at_once(model, batch, grad=gates.requires_grad, context=context)
-    parts = []
-    for rows in gates.split(at_once):
-        logits, examples, ids = _response_logits(model, batch, rows, source)
-        parts.append(_by_example(_log_probs(logits, ids), examples, len(batch.tokens)))
-    return torch.cat(parts)
+    logits, examples, ids = _response_logits(model, batch, gates)
+    return _by_example(_log_probs(logits, ids), examples, len(batch.tokens))
 
 
 def _response_logits(
-    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"], source: HeadSource = None
+    model: Model, batch: ResponseBatch, gates: Float[Tensor, "row layer head"]
 ) -> tuple[Float[Tensor, "row token vocab"], Int[Tensor, " token"], Int[Tensor, "token choice"]]:
-    """The logits that predict the responses, and the example and the right ids of each token. All rows run together."""
+    """The logits that predict the responses, and the example and the right ids of each token."""
     predicts, examples, targets = places(batch)
     # No token sees padding on its right, so only padding on the left needs a mask.
     mask = batch.mask if (batch.mask.diff(dim=1) > 0).any() else None
     with fast_products(model.hf), Hooks() as hooks:
         only_at(model, predicts, hooks)
-        logits = run_heads(model, batch.tokens, gates, source, mask=mask, logits_at=predicts, context=UNLIMITED)
+        logits = run_heads(model, batch.tokens, gates, mask=mask, logits_at=predicts, context=UNLIMITED)
     return logits.to(model.wide_dtype), examples.to(logits.device), targets.to(logits.device)
 
 
@@ -147,7 +136,7 @@ def nll(
         autocast: run the model's matrix products in bfloat16. Log-probabilities are float32 in any case.
     """
     with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast), _fast_attention(model, batch):
-        sums = response_log_probs(model, batch, gates, context=UNLIMITED)
+        sums = response_log_probs(model, batch, gates)
     return -sums / token_counts(batch).to(sums)
 
 
@@ -211,15 +200,6 @@ def cut_pairs(
     return at_once, [(first.part(some), second.part(some)) for some in indices]
 
 
-def rows_at_once(model: Model, batch: ResponseBatch, *, grad: bool, context: Context) -> int:
-    """How many rows of gates fit into the memory budget; at least one.
-
-    Arguments:
-        grad: whether the run keeps activations for a backward pass.
-    """
-    return rows_that_fit(model, batch.tokens, 2 * int(batch.targets.sum()), grad=grad, context=context)
-
-
 @contextmanager
 def _fast_attention(model: Model, batch: ResponseBatch) -> Iterator[None]:
     """On a CPU, run short sequences with eager attention: the backward pass of torch's fused attention is slower there.
@@ -236,63 +216,3 @@ def _fast_attention(model: Model, batch: ResponseBatch) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = loaded
-
-
-def check_responses(model: Model, task: ResponseTask, context: Context | None = None) -> None:
-    """Raise an error that names the first example that this model cannot use.
-
-    Arguments:
-        context: raise an error too if one example does not fit into its memory budget in a fit, which cannot cut it.
-    """
-    if not task.examples:
-        raise GatelensError(f"the task {task.name} has no examples: give it at least one.")
-    vocabulary = int(model.hf.config.vocab_size)
-    for number, example in enumerate(task.examples):
-        ids = (*example.prompt_ids, *example.response_ids, *example.also)
-        problem = None
-        if not example.prompt_ids or not example.response_ids:
-            problem = f"an empty {'response' if example.prompt_ids else 'prompt'}: leave it out"
-        elif len(example) > model.context:
-            problem = (
-                f"{len(example)} tokens with its response, but the context of {model.name} has {model.context}: leave "
-                "it out or shorten it"
-            )
-        elif not 0 <= min(ids) <= max(ids) < vocabulary:
-            problem = f"tokens that {model.name} does not have: make the task with this model's tokenizer"
-        elif example.also and len(example.response_ids) > 1:
-            problem = "several right responses of more than one token: give one response, or single tokens"
-        if problem:
-            raise GatelensError(f"example {number} of {task.name} ({example.prompt[:40]!r}...) has {problem}.")
-        if context is not None:
-            numbers = run_numbers(model, 1, len(example), 2 * len(example.response_ids), grad=True)
-            context.require(numbers, f"example {number} of {task.name}, which has {len(example):,} tokens,")
-
-
-def share_known(model: Model, task: ResponseTask, context: Context | None = None) -> float:
-    """The share of the response tokens that are the model's first choice, from 0 to 1. Cost: 1 forward."""
-    scores = _without_gates(model, task, context)
-    return float(scores.hits.sum() / scores.tokens.sum())
-
-
-def warn_if_unknown(model: Model, task: ResponseTask, context: Context | None = None, n_examples: int = 64) -> None:
-    """Warn if the model does not know the responses: its heads then have no roles in the task.
-
-    Arguments:
-        n_examples: how many examples are tried. The first 64 are enough to tell, and cost little beside the fit.
-    """
-    if not is_main():  # with several processes, only one of them warns
-        return
-    task = replace(task, examples=task.examples[:n_examples])
-    scores = _without_gates(model, task, context)
-    if warning := hardly_known(model.name, task, float(scores.hits.sum() / scores.tokens.sum())):
-        # The example is quoted and not numbered: the task may hold only the examples that were drawn for the fit.
-        worst = task.examples[int((scores.hits[0] / scores.tokens).argmin())]
-        warnings.warn(
-            f"{warning} One response that it does not know is {worst.response[:40]!r} after {worst.prompt[-60:]!r}.",
-            GatelensWarning,
-            stacklevel=3,
-        )
-
-
-def _without_gates(model: Model, task: ResponseTask, context: Context | None) -> ResponseScores:
-    return score_responses(model, task, torch.ones(1, model.n_layers, model.n_heads), context=context)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import check_responses
+from gatelens.gates.response_checks import check_responses
 from gatelens.jobs._task import Task, task_identity, task_of
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.contrast_result import ContrastResult, TwoTaskSettings, load_contrast, save_contrast

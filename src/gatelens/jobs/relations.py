@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import check_responses
+from gatelens.gates.response_checks import check_responses, warn_if_unknown
 from gatelens.jobs._task import task_identity
 from gatelens.jobs.cost import Cost, seconds_per_example
 from gatelens.measures.relations_result import (
@@ -70,6 +70,9 @@ def find_relations(
         if run.complete and run.path is not None:
             return load_relations(run.path)
         context = run.context(settings.memory_gb)
+        for way, tasks in relations.items():
+            joined = _joined(way, tasks)
+            warn_if_unknown(model, joined, context, n_examples=len(joined))
         fits = [
             _hold_out(model, relations, keep, lose, relation, settings, context.part(f"{keep}-without-{relation}"))
             for (keep, lose), relation in itertools.product(itertools.permutations(WAYS), relations[WAYS[0]])
@@ -86,7 +89,7 @@ def relations_cost(model: Model, settings: RelationsSettings, source: str | Path
     fitted = FORWARD_BACKWARD * settings.seeds * settings.updates * settings.batch * settings.accumulate
     forwards = 2 * fits * (fitted + (settings.seeds + 1) * settings.n)
     context = Context(settings.memory_gb)
-    times = [seconds_per_example(model, _joined(tasks), context) for tasks in relations.values()]
+    times = [seconds_per_example(model, _joined(way, tasks), context) for way, tasks in relations.items()]
     return Cost(forwards, forwards * sum(times) / len(times))
 
 
@@ -131,7 +134,7 @@ def _hold_out(
 ) -> HeldOutRelation:
     """One fit on all relations but one."""
     kept, lost = (
-        _joined({name: task for name, task in relations[way].items() if name != relation}) for way in (keep, lose)
+        _joined(way, {name: task for name, task in relations[way].items() if name != relation}) for way in (keep, lose)
     )
     gates, losses = fit_contrast_gates(model, kept, lost, settings, context=context)
     contrast = evaluate_contrast(
@@ -140,8 +143,8 @@ def _hold_out(
     return HeldOutRelation(relation, keep, lose, contrast)
 
 
-def _joined(tasks: Mapping[str, ResponseTask]) -> ResponseTask:
-    """The examples of several tasks as one task."""
+def _joined(way: str, tasks: Mapping[str, ResponseTask]) -> ResponseTask:
+    """The examples of several relations as one task."""
     first, *others = tasks.values()
     examples = [example for task in (first, *others) for example in task.examples]
-    return replace(first, name="word-pairs", examples=examples)
+    return replace(first, name=f"word-pairs (ask={way})", examples=examples)

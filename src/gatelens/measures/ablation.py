@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gatelens.errors import GatelensError
-from gatelens.gates.responses import check_responses, cut, response_log_probs
+from gatelens.gates.response_checks import check_responses
+from gatelens.gates.responses import cut, response_log_probs
 from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
 from gatelens.runtime.context import Context
@@ -158,11 +160,13 @@ def _change(
     """The change for each number of ablated heads, summed over the examples of a batch."""
     distinct = sorted({0, *counts})  # ablating no head changes nothing and needs no forward
     rows = torch.stack([forced(plus, order[:n], value) for value in (0.0, 1.0) for n in distinct[1:]])
-    changes = torch.zeros(len(distinct), dtype=model.wide_dtype)
+    sums = torch.zeros(len(rows), dtype=torch.float64)  # of the log-probabilities of all examples
+    at_once, parts = cut(model, batch, len(rows), grad=False, context=context)
     with torch.no_grad():
-        for part in cut(model, batch, len(rows), grad=False, context=context)[1]:
-            ablated, retained = response_log_probs(model, part, rows, context=context).chunk(2)
-            changes[1:] += (ablated - retained).sum(1).cpu()
+        for part, some in itertools.product(parts, torch.arange(len(rows)).split(at_once)):
+            sums[some] += response_log_probs(model, part, rows[some]).sum(1).cpu()
+    ablated, retained = sums.chunk(2)
+    changes = torch.cat([torch.zeros(1), ablated - retained]).to(model.wide_dtype)
     return changes[[distinct.index(n) for n in counts]]
 
 

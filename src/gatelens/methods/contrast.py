@@ -28,7 +28,8 @@ from gatelens.gates.fit_plan import (
     uniform_start,
 )
 from gatelens.gates.fitting import FitNames, fit_gates
-from gatelens.gates.responses import check_responses, cut_pairs, nll, score_responses, warn_if_unknown
+from gatelens.gates.response_checks import check_responses, warn_if_unknown
+from gatelens.gates.responses import cut_pairs, nll, score_responses
 from gatelens.gates.roles import Contrast, ContrastAccuracy
 from gatelens.model import Model
 from gatelens.runtime.context import Context

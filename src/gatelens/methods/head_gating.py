@@ -27,7 +27,8 @@ from gatelens.gates.fit_plan import (
     uniform_start,
 )
 from gatelens.gates.fitting import FitNames, fit_gates
-from gatelens.gates.responses import check_responses, cut, nll, warn_if_unknown
+from gatelens.gates.response_checks import check_responses, warn_if_unknown
+from gatelens.gates.responses import cut, nll
 from gatelens.gates.roles import HeadRoles
 from gatelens.model import Model
 from gatelens.runtime.context import Context

@@ -40,6 +40,8 @@ def relations_figure(result: RelationsResult) -> Figure:
         Line2D([], [], color=RED, marker="o", markersize=4, label="way that is lost"),
         Line2D([], [], color="0.4", marker="o", markersize=4, markerfacecolor="white", label="all gates open"),
     ]
+    if result.settings.seeds > 1:
+        handles.append(Line2D([], [], color="0.4", linewidth=3, alpha=0.3, label="from the lowest to the highest seed"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
