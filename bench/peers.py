@@ -1,16 +1,21 @@
-"""gatelens and TransformerLens on the same work: ``python -m bench.peers``.
+"""gatelens beside other libraries on the same work, and beside the floor: ``python -m bench.peers [LIBRARY ...]``.
 
-TransformerLens is installed with pip into its own environment, with the pinned versions of torch and transformers. Both
-libraries run the same random model of the shape of GPT-2 small on the same prompts, with one thread.
+Every library has an environment of its own, below the folder that the environment variable ``GATELENS_PEERS`` names
+(~/.cache/gatelens/peers by default). All run the same random model of the shape of GPT-2 small on the same prompts,
+with one thread. Each row of the table has a process of ours and one of theirs, which run in turn: a plain Hugging Face
+forward, our job, their job, and again. Seconds are processor time, so other work on the machine has little influence.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,163 +23,207 @@ import torch
 
 from bench.circuits import LENGTH, PROMPTS, random_task
 from bench.heads import gpt2_small, plain
-from bench.measurements import Measurement, quick, show
+from bench.measurements import AS_JSON, Measurement, arguments, quick, show
+from bench.tables import markdown, processor, write_table
+from gatelens.gates import HEADS
 from gatelens.methods.attribution import attribute_heads
-from gatelens.methods.patching import patch_heads
+from gatelens.methods.patching import patch
 
-HOME = Path.home() / ".cache" / "gatelens" / "peers" / "transformer-lens"
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
-REPEATS = 3
-JOBS = ("plain forward", "144 heads by cached gradients", "144 heads patched one at a time")
-JOBS = JOBS[:2] if quick() else JOBS
+HOME = Path(os.environ.get("GATELENS_PEERS", Path.home() / ".cache" / "gatelens" / "peers"))
+SCRIPTS = Path(__file__).parent / "peer_scripts"
+RESULTS = Path(__file__).parents[1] / "results" / "bench"
+REPEATS = 1 if quick() else 3
+HEADS_PATCHED = [(layer, head) for layer in (2, 6, 10) for head in range(1 if quick() else 8)]  # on average, half way
 
-PEER_SCRIPT = """
-import json, sys, tempfile, time
-import torch
-from transformer_lens.model_bridge import TransformerBridge
-from transformers import GPT2Config, GPT2LMHeadModel
 
-work = json.load(sys.stdin)
-clean, corrupt, right, wrong = (torch.tensor(work[key]) for key in ("clean", "corrupt", "right", "wrong"))
-torch.set_num_threads(1)
-torch.manual_seed(0)
-hf = GPT2LMHeadModel(GPT2Config()).eval()
-with tempfile.TemporaryDirectory() as folder:
-    hf.config.save_pretrained(folder)
-    model = TransformerBridge.boot_transformers(folder, hf_model=hf, device="cpu")
-for parameter in model.parameters():
-    parameter.requires_grad_(False)
-places = torch.arange(len(clean))
-names = [f"blocks.{layer}.attn.hook_z" for layer in range(12)]
+@dataclass(frozen=True)
+class Peer:
+    """A library: what pip installs, and the script that runs it. Without a script, ``why`` says why there is none."""
 
-def metric(logits):
-    return logits[places, -1, right] - logits[places, -1, wrong]
+    package: str
+    script: str = ""
+    why: str = ""
 
-def is_z(name):
-    return name in names
 
-@torch.no_grad()
-def forward():
-    return model(clean)
+PEERS: Mapping[str, Peer] = {
+    "TransformerLens 4": Peer("transformer-lens==4.3.0", "transformer_lens_4.py"),
+    "TransformerLens 3": Peer("transformer-lens==3.9.0", "transformer_lens_3.py"),
+    "nnsight": Peer("nnsight==0.8.1", "with_nnsight.py"),
+    "pyvene": Peer("pyvene==0.1.8", "with_pyvene.py"),
+    "EAP-IG": Peer("", why="it is not on PyPI"),
+}
+FLOORS = {"patch heads": 0.5 * len(HEADS_PATCHED), "attribute heads": 3.0}
+"""In forwards: half a forward for each head, because the layers below it are shared; a forward and an FB of 2 F."""
 
-@torch.no_grad()
-def patch():
-    _, other = model.run_with_cache(corrupt, names_filter=is_z)
-    base = metric(model(clean))
-    scores = torch.zeros(12, 12)
-    for layer, name in enumerate(names):
-        for head in range(12):
-            def put(z, hook):
-                z[:, :, head] = other[name][:, :, head]
-                return z
-            scores[layer, head] = (base - metric(model.run_with_hooks(clean, fwd_hooks=[(name, put)]))).mean()
-    return scores
 
-def attribute():
-    with torch.no_grad():
-        _, other = model.run_with_cache(corrupt, names_filter=is_z)
-    values = {}
-    def keep(name):
-        def hook(z, hook):
-            values[name] = z if z.requires_grad else z.requires_grad_()
-            return values[name]
-        return hook
-    with model.hooks(fwd_hooks=[(name, keep(name)) for name in names]):
-        total = metric(model(clean)).sum()
-    grads = torch.autograd.grad(total, [values[name] for name in names])
-    scores = [((values[n] - other[n]) * grad).sum((0, 1, 3)) for n, grad in zip(names, grads)]
-    return torch.stack(scores) / len(clean)
-
-def timed(job, repeats):
-    seconds = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        result = job()
-        seconds.append(time.process_time() - begun)
-    return min(seconds), result
-
-jobs = [(forward, work["repeats"]), (attribute, work["repeats"]), (patch, 1)]
-jobs = [timed(*job) for job in jobs[: work["jobs"]]]
-print(json.dumps({"seconds": [job[0] for job in jobs], "scores": [job[1].tolist() for job in jobs[1:]]}))
-"""
+BEST = ("job", "floor, F", "ours, F", "library", "theirs, F", "theirs / ours")
+"""The columns of the short table."""
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    python = install()
-    if python is None:
+    if sys.argv[1:2] == ["--row"]:
+        print(json.dumps(row(*sys.argv[2:4])))
         return
+    chosen = arguments() or list(PEERS)
+    if unknown := [name for name in chosen if name not in PEERS]:
+        sys.exit(f"no library '{unknown[0]}': there are {', '.join(PEERS)}.")
+    print(f"GPT-2-small shape, {PROMPTS} prompts of {LENGTH} tokens, one thread, median of {REPEATS} (least to most)")
+    records = []
+    for name in chosen:
+        problem = PEERS[name].why or install(name)
+        if problem:
+            records.append(record(name, note=problem))
+            continue
+        for job in FLOORS:
+            command = [sys.executable, "-m", "bench.peers", "--row", name, job, *(["--quick"] if quick() else [])]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+            lines = done.stdout.splitlines()
+            records.append(json.loads(lines[-1]) if not done.returncode else record(name, job, note="it failed"))
+            if (ratio := records[-1]["theirs / ours"]) is not None:
+                show(Measurement(f"{job}, beside {name}", 1 / float(ratio.split()[0]), name, most=1 / 3))
+    if not quick():
+        short = markdown(best_peers(records))
+        write_table(
+            RESULTS / "peers.csv", records, f"{description()}\n\n## The best library for each job\n\n{short}\n\n## All"
+        )
+    if AS_JSON not in sys.argv:
+        print(markdown(records))
+
+
+def best_peers(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each job the floor, ours, and the library that takes the least time beside ours."""
+    best = []
+    for job in FLOORS:
+        measured = [one for one in records if one["job"] == job and one["theirs / ours"] is not None]
+        if measured:
+            row = min(measured, key=lambda one: float(one["theirs / ours"].split()[0]))
+            best.append(
+                {name: row[name] for name in ("job", "floor, F", "ours, F", "library", "theirs, F", "theirs / ours")}
+            )
+    return best
+
+
+def row(name: str, job: str) -> dict[str, Any]:
+    """Measure one job in turn with one library."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = gpt2_small()
     task = random_task(model)
     [bucket] = task.buckets
+    heads = torch.tensor([layer * model.n_heads + head for layer, head in HEADS_PATCHED])
+    jobs: dict[str, Callable[[], Any]] = {
+        "patch heads": lambda: patch(HEADS, model, task, gates=[heads]).scores.flatten()[heads],
+        "attribute heads": lambda: attribute_heads(model, task).scores.flatten(),
+    }
     work = {
         "clean": bucket.clean.tolist(),
         "corrupt": bucket.corrupt.tolist(),
         "right": task.answer_ids[bucket.which, 0].tolist(),
         "wrong": task.wrong_ids[bucket.which, 0].tolist(),
-        "repeats": REPEATS,
-        "jobs": len(JOBS),
+        "heads": HEADS_PATCHED,
     }
-    # One library after the other, so that neither slows the other.
-    done = subprocess.run(
-        [python, "-c", PEER_SCRIPT], input=json.dumps(work), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        print(f"skipped TransformerLens: {done.stderr.strip().splitlines()[-1]}")
-        return
-    peer = json.loads(done.stdout.splitlines()[-1])
-    forward = plain(model, bucket.clean)
-    jobs: list[tuple[Callable[[], Any], int]] = [
-        (forward, REPEATS),
-        (lambda: attribute_heads(model, task), REPEATS),
-        (lambda: patch_heads(model, task), 1),
-    ]
-    forward()
-    own = [timed(job, repeats) for job, repeats in jobs[: len(JOBS)]]
-    print(f"GPT-2-small shape, {PROMPTS} prompts of {LENGTH} tokens, one thread")
-    for name, (own_seconds, _), peer_seconds in zip(JOBS, own, peer["seconds"], strict=True):
-        show(
-            Measurement(
-                f"{name} ({own_seconds:.2f} s, TransformerLens {peer_seconds:.2f} s)",
-                own_seconds / peer_seconds,
-                "TransformerLens",
-            )
-        )
-    for name, (_, scores), peer_scores in zip(JOBS[1:], own[1:], peer["scores"], strict=True):
-        difference = (scores.scores - torch.tensor(peer_scores)).abs().max() / scores.scores.abs().max()
-        print(f"  {name}: scores differ by at most {float(difference):.0e} of the largest")
+    command = [str(python_of(name)), PEERS[name].script]
+    with subprocess.Popen(command, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(line: str) -> dict[str, Any]:
+            process.stdin.write(line + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            return json.loads(process.stdout.readline())  # type: ignore[union-attr, no-any-return]
+
+        if job not in ask(json.dumps(work))["jobs"]:
+            process.stdin.close()
+            return record(name, job, note="not measured: no script for it")
+        forward = plain(model, bucket.clean, times=3)
+        forward()
+        scores, their_scores = jobs[job](), torch.tensor(ask(job)["scores"])  # the first runs are not measured
+        times = []
+        for _ in range(REPEATS):
+            unit = seconds(forward) / 3
+            times.append((seconds(jobs[job]) / unit, ask(job)["seconds"] / unit))
+        process.stdin.close()
+    difference = float((scores - their_scores).abs().max() / scores.abs().max())
+    return record(name, job, times, difference)
 
 
-def timed(job: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """The shortest processor time in seconds, and the result of the job."""
-    times = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        result = job()
-        times.append(time.process_time() - begun)
-    return min(times), result
+def record(
+    name: str,
+    job: str = "",
+    times: Sequence[tuple[float, float]] = (),
+    difference: float | None = None,
+    note: str = "",
+) -> dict[str, Any]:
+    """A line of the table; ``times`` has ours and theirs of each repetition, in forwards."""
+    ours, theirs = ([pair[side] for pair in times] for side in (0, 1))
+    return {
+        "library": name,
+        "job": job,
+        "floor, F": FLOORS.get(job),
+        "ours, F": spread(ours),
+        "theirs, F": spread(theirs),
+        "theirs / ours": spread([their / our for our, their in times]),
+        "largest difference of scores": None if difference is None else f"{difference:.0e}",
+        "note": note,
+    }
 
 
-def install() -> str | None:
-    """The interpreter of an environment with TransformerLens. If there is none, print why and return None."""
-    python = HOME / "bin" / "python"
-    ready = HOME / "ready"
-    if not ready.exists() and quick():
-        print("skipped TransformerLens: it is not installed yet, and a quick run does not install it")
+def spread(values: Sequence[float]) -> str | None:
+    """The median, with the smallest and the largest value."""
+    if not values:
         return None
-    if not ready.exists():
-        print(f"installing TransformerLens into {HOME}, once", flush=True)
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(HOME)],
-            [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), "torch", "transformer-lens"],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"TransformerLens cannot be installed here: {done.stderr.strip()[-300:]}")
-                return None
-        ready.touch()
-    return str(python)
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def seconds(job: Callable[[], object]) -> float:
+    start = time.process_time()
+    job()
+    return time.process_time() - start
+
+
+def description() -> str:
+    return (
+        "# gatelens beside other libraries\n\n"
+        f"`python -m bench.peers` on: {processor()}, torch {torch.__version__}. A random model of the shape of GPT-2 "
+        f"small, {PROMPTS} prompts of {LENGTH} tokens, one thread. F is a plain Hugging Face forward of the same "
+        f"prompts with all logits, in the same run. Median of {REPEATS} repetitions in turn, "
+        "smallest and largest in brackets; processor time. `patch heads` closes 24 heads one at a time, "
+        "8 in each of the layers 2, 6 and 10, of which half a forward is above them; `attribute heads` is "
+        "attribution patching of all 144 heads. The difference is relative to the largest score. The other core, and "
+        "this one too, were busy with other work."
+    )
+
+
+def python_of(name: str) -> Path:
+    return HOME / name.lower().replace(" ", "-").replace("transformerlens", "transformer-lens") / "bin" / "python"
+
+
+def install(name: str) -> str:
+    """Install a library into its environment unless it is there; return why it cannot be used, or an empty text."""
+    python = python_of(name)
+    folder = python.parents[1]
+    if (folder / "ready").exists():
+        return ""
+    if quick():
+        return "not installed yet, and a quick run does not install it"
+    print(f"installing {PEERS[name].package} into {folder}, once", flush=True)
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            f"torch=={torch.__version__.split('+')[0]}",
+            PEERS[name].package,
+        ],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"it cannot be installed: {' '.join(done.stderr.split())[-200:]}"
+    (folder / "ready").touch()
+    return ""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,17 @@ def test_contributions_with_a_bias_before_the_norm() -> None:
     bias = block.out.bias * block.after_attention(received) / received
     total = model.anatomy.contributions(block, z).sum(0) + bias
     torch.testing.assert_close(total, block.after_attention(received), rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_contributions_in_half_precision_are_those_of_the_same_numbers_in_float32(family: Model) -> None:
+    half = wrap(copy.deepcopy(family.hf).bfloat16())
+    block, z = half.anatomy.blocks[1], capture(half, prompts()).heads[1]
+    contributions = half.anatomy.contributions(block, z)
+    wide = wrap(copy.deepcopy(half.hf).float()).anatomy  # the same weights, rounded to bfloat16
+    expected = wide.contributions(wide.blocks[1], z.float())
+    assert contributions.dtype == torch.bfloat16
+    torch.testing.assert_close(contributions.float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
 
 
 def test_pull_back_is_autograds(family: Model) -> None:

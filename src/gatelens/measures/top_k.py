@@ -227,9 +227,13 @@ class Circuits:
         return closed
 
 
-def circuit_numbers(level: Level[Any], model: Model, length: int) -> int:
-    """How many numbers the run of one circuit holds for one prompt: the run, its logits, and what closed gates read."""
-    return _run_numbers(level, model, length) + level.closed_numbers(model, length)
+def circuit_numbers(level: Level[Any], model: Model, length: int, rows: int = 1) -> int:
+    """How many numbers a run of circuits holds for one prompt: the run, its logits, and what closed gates read.
+
+    Arguments:
+        rows: how many circuits run together.
+    """
+    return rows * _run_numbers(level, model, length) + level.closed_numbers(model, length)
 
 
 def _run_numbers(level: Level[Any], model: Model, length: int) -> int:

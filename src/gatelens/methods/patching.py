@@ -127,7 +127,7 @@ class _Patching:
         self.level, self.model, self.task, self.direction = level.on(task), model, task, direction
         self.sample, self.seed, self.gates, self.context = sample, seed, gates, context
         self.rows_at_once = level.rows_at_once(model)
-        self.batches = batches(task, self._numbers, context)
+        self.batches = batches(task, partial(patch_numbers, self.level, model), context)
         self.runs = lru_cache(maxsize=1)(self._runs)
         # Flattened gate sets, as `Scores.gate_sets` orders them.
         self.sums: list[Tensor] = []
@@ -160,11 +160,6 @@ class _Patching:
         method, is_sample = f"patching ({self.direction})", self.sample is not None or self.gates is not None
         gates = PatchedGates(means, magnitudes, self.measured, method, is_sample, errors)
         return self.level.patched(self.model, self.task, gates)
-
-    def _numbers(self, length: int) -> int:
-        """How many numbers are held for one prompt: two captured runs, and a batch of rows with its logits."""
-        row = self.level.row_numbers(self.model, length) + 2 * int(self.model.hf.config.vocab_size)
-        return 2 * self.level.closed_numbers(self.model, length) + self.rows_at_once * row
 
     def _runs(self, batch: Bucket) -> tuple[Any, Any]:
         """The run in which gates are patched, and the run that closed gates read."""
@@ -238,6 +233,12 @@ class _Patching:
             number = self.set_of_prompt[prompt]
             values = lost[:, column].to(self.sums[number])
             self.sums[number][rows[:, column]] = values.where(self.measured[number][rows[:, column]], 0)
+
+
+def patch_numbers(level: Level[Any], model: Model, length: int) -> int:
+    """How many numbers patching holds for one prompt: two captured runs, and a batch of rows with its logits."""
+    row = level.row_numbers(model, length) + 2 * int(model.hf.config.vocab_size)
+    return 2 * level.closed_numbers(model, length) + level.rows_at_once(model) * row
 
 
 def _choose(n: int, sample: int | None, seed: int) -> list[int]:

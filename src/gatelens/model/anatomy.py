@@ -186,7 +186,7 @@ class Anatomy:
         """
         shape = z.shape[:-2]
         by_head = z.reshape(-1, self.n_heads, self.head_dim).transpose(0, 1)
-        shares = torch.bmm(by_head, self.out_weight(block)).unflatten(1, shape)
+        shares = _products(by_head, self.out_weight(block)).unflatten(1, shape)
         if block.after_attention.module is not None:
             bias = self.out_bias(block)
             total = shares.sum(0) if bias is None else shares.sum(0) + bias
@@ -254,6 +254,17 @@ def _part(root: nn.Module, path: str) -> nn.Module:
             "version of transformers lays out this model differently. Correct the entry in FAMILIES of "
             "gatelens/model/families.py."
         ) from error
+
+
+def _products(heads: Tensor, weights: Tensor) -> Tensor:
+    """``torch.bmm`` of (head, position, dim) with weights (head, dim, width) that are views of a linear module.
+
+    On a CPU in half precision, ``bmm`` does not use the fast product for such views: one product for each head is 13
+    times faster in bfloat16.
+    """
+    if heads.device.type != "cpu" or heads.dtype.itemsize != 2:
+        return torch.bmm(heads, weights)
+    return torch.stack([nn.functional.linear(x, weight.T) for x, weight in zip(heads, weights, strict=True)])
 
 
 def _linear(module: nn.Module) -> tuple[Tensor, Tensor | None]:
