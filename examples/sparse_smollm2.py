@@ -38,7 +38,7 @@ TO_ONE_KEY = SparsifySettings(
 )
 """From all keys to one open key per query and head. The penalty is mostly on the total, which costs the least loss."""
 
-IDLE_HEADS = TO_ONE_KEY.replace(steps=1600, keys=0.7, ramp=0.5, cooldown=0.5, multiplier=10.0, total_share=0.0, seed=3)
+IDLE_HEADS = TO_ONE_KEY.replace(steps=1200, keys=0.75, ramp=0.5, cooldown=0.5, multiplier=10.0, total_share=0.0, seed=3)
 """From there to fewer keys in half of the heads. The penalty is per head: heads become idle where they are not used."""
 
 RUNS = {"to-one-key": TO_ONE_KEY, "idle-heads": IDLE_HEADS}

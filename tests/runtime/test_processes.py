@@ -9,7 +9,8 @@ import torch
 from accelerate import PartialState
 
 from gatelens import GatelensError
-from gatelens.runtime.processes import Processes, default_device, is_main
+from gatelens.runtime.processes import Processes, default_device
+from gatelens.runtime.rank import is_main
 
 
 @pytest.fixture

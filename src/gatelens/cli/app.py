@@ -14,7 +14,7 @@ import typer
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.jobs.load_settings import LoadSettings
 from gatelens.runtime.interrupts import Interrupted, interrupt_on_sigterm
-from gatelens.runtime.processes import is_main
+from gatelens.runtime.rank import is_main
 from gatelens.runtime.settings import REQUIRED, Settings, requirement, setting_fields
 from gatelens.version import __version__
 

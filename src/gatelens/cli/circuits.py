@@ -41,7 +41,7 @@ def circuit(
     from gatelens.jobs.circuit import find_circuit, memory_estimate
     from gatelens.jobs.circuit_cost import circuit_cost
     from gatelens.loading import made_from
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished
     from gatelens.tasks import check_task
 

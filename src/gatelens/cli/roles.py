@@ -29,7 +29,7 @@ def gate(
 
     from gatelens.cli.tables import Bars, roles_table
     from gatelens.jobs.roles import find_roles, roles_cost
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished
     from gatelens.tasks import check_task
 
@@ -101,7 +101,7 @@ def contrast(
 
     from gatelens.cli.tables import Bars, contrast_table
     from gatelens.jobs.contrast import contrast_cost, find_contrast
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished
     from gatelens.tasks import check_task
 
@@ -145,7 +145,7 @@ def relations(
     from gatelens.cli.role_tables import relations_table
     from gatelens.cli.tables import Bars
     from gatelens.jobs.relations import find_relations, relations_cost
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished
 
     console = Console(quiet=not is_main())
@@ -191,7 +191,7 @@ def roles(
 def _draw(folder: Path) -> None:
     """Draw the figures of a run; with several processes, the main one does."""
     from gatelens.report.run_figures import draw_run
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
 
     if is_main():
         draw_run(folder)

@@ -44,7 +44,7 @@ def sparsify(
     from gatelens.loading.builtin import path_of
     from gatelens.report.run_figures import draw_run
     from gatelens.runtime.checkpoints import Checkpoints
-    from gatelens.runtime.processes import is_main
+    from gatelens.runtime.rank import is_main
     from gatelens.sparse.sparsify import sparsify as run
 
     if track not in (None, *TRACKERS):

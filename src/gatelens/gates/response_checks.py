@@ -12,7 +12,7 @@ from gatelens.gates.responses import ResponseScores, score_responses
 from gatelens.gates.runs import run_numbers
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.runtime.processes import is_main
+from gatelens.runtime.rank import is_main
 from gatelens.tasks.base import ResponseTask
 from gatelens.tasks.preview import hardly_known
 

@@ -29,7 +29,8 @@ from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.files import write_tensors
 from gatelens.runtime.journal import Progress
-from gatelens.runtime.processes import Processes, is_main
+from gatelens.runtime.processes import Processes
+from gatelens.runtime.rank import is_main
 from gatelens.runtime.run_folder import RunFolder, request
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import CircuitTask

@@ -12,7 +12,7 @@ from gatelens.measures.describe import best_heads, check_dense, describe, with_d
 from gatelens.measures.head_table import HeadTable, save_head_table
 from gatelens.model import Model
 from gatelens.runtime.context import Context
-from gatelens.runtime.processes import is_main
+from gatelens.runtime.rank import is_main
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 

@@ -22,7 +22,7 @@ from gatelens.methods.head_gating import HeadGatingSettings
 from gatelens.model.components import Head
 from gatelens.runtime.context import MEMORY_GB, MEMORY_HELP
 from gatelens.runtime.files import read_tensors, write_csv, write_tensors
-from gatelens.runtime.processes import is_main
+from gatelens.runtime.rank import is_main
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION

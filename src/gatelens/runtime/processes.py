@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 
 from gatelens.errors import GatelensError
+from gatelens.runtime.rank import is_main, n_processes
 
 _TIMEOUT = timedelta(days=30)  # a process may have more items than another, and an item may take hours
-
-
-def n_processes() -> int:
-    """The number of processes that were started together for this run."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main() -> bool:
-    """Whether this process is the one that writes files and prints."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:

@@ -24,7 +24,8 @@ from gatelens.runtime.context import MEMORY_GB, Context
 from gatelens.runtime.files import make_folder, read_json, remove_half_written, write_json, writing
 from gatelens.runtime.interrupts import Interrupted
 from gatelens.runtime.journal import Clock, Journal, Progress
-from gatelens.runtime.processes import Processes, is_main
+from gatelens.runtime.processes import Processes
+from gatelens.runtime.rank import is_main
 from gatelens.runtime.settings import Settings
 from gatelens.runtime.versions import versions
 

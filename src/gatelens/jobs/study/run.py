@@ -27,7 +27,7 @@ from gatelens.measures.method_comparison import method_lines
 from gatelens.measures.thresholds import threshold_lines
 from gatelens.runtime.files import WriteError, remove_half_written, writing
 from gatelens.runtime.interrupts import Interrupted
-from gatelens.runtime.processes import n_processes
+from gatelens.runtime.rank import n_processes
 from gatelens.runtime.settings import unknown_name
 
 Engine = Literal["local", "ray"]
