@@ -44,7 +44,7 @@ def test_both_saved_pieces_before_they_were_stopped(two: tuple[Path, str]) -> No
     pieces = json.loads((two[0] / "stopped.json").read_text())
     # One batch of prompts for each process: they score it, and evaluate the circuits of the curve on it.
     assert {"edges-0.safetensors", "edges-1.safetensors"} <= set(pieces)
-    assert {name.split("-")[1] for name in pieces if name.startswith("curve-")} == {"0", "1"}
+    assert {Path(name).stem.split("-")[-1] for name in pieces if name.startswith("curve-")} == {"0", "1"}
 
 
 def test_resumed_they_find_what_one_finds(two: tuple[Path, str], alone: CircuitResult) -> None:
