@@ -6,9 +6,7 @@ Running text seldom requires a model to find a word in its context again, so the
 changes if a model has forgotten how. Some kinds of text require it:
 
     names      passages of novels in which names are exchanged for others, each always for the same one
-    functions  documented Python functions in which rare words are exchanged in the same way, whole and without the code
-               after the docstring, from packages that are installed and from packages that `pip download` fetches
-               (20 MB, under the MIT and Apache-2.0 licences)
+    functions  documented Python functions in which rare words are exchanged in the same way
     twice      passages that are repeated
     own        what the dense model writes after function signatures, after first sentences of stories, and after
                beginnings of sentences from books
@@ -23,10 +21,8 @@ import ast
 import json
 import random
 import re
-import subprocess
 import sys
 import textwrap
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +33,6 @@ import torch
 import gatelens
 from gatelens.model import Model
 from gatelens.runtime.files import replace_file
-from gatelens.runtime.precision import use_bfloat16
 
 DATA = Path("../shared/data/text")
 WIKI = DATA / "wikitext2-valid.txt"
@@ -51,25 +46,15 @@ HELD_OUT = tuple(DATA / f"{name}.txt" for name in ("wikitext2-test", "sherlock-h
 MIXTURE: dict[str, tuple[float, float]] = {
     "wiki": (0.06, 0.5),
     "prose": (0.20, 0.5),
-    "code": (0.04, 0.6),
-    "names": (0.15, 1.0),
-    "functions": (0.35, 0.9),
-    "twice": (0.04, 0.9),
-    "own": (0.16, 1.0),
+    "code": (0.05, 0.6),
+    "names": (0.16, 1.0),
+    "functions": (0.27, 0.9),
+    "twice": (0.06, 0.9),
+    "own": (0.20, 1.0),
 }
 
 PACKAGES = ("requests", "urllib3", "rich", "packaging", "cachecontrol", "platformdirs")  # inside pip
 DOCUMENTED = ("anyio", "babel", "click", "filelock", "werkzeug")  # installed
-DOWNLOADED = (  # for their documented functions, of which they have 5,000: the installed packages have 280
-    "apache-airflow-providers-amazon==9.39.0",
-    "apache-airflow-providers-google==22.8.0",
-    "boto==2.49.0",
-    "keystone==30.0.0",
-    "neutron==29.0.0",
-    "nova==34.0.0",
-    "openstacksdk==4.22.0",
-    "sqlalchemy==2.1.8",
-)
 VENDORED, INSTALLED = Path(pip.__file__).parent / "_vendor", Path(torch.__file__).parents[1]
 
 PASSAGE = 1100  # characters of a passage, of about 256 tokens
@@ -102,7 +87,7 @@ PEOPLE = WORD.findall(
     """
 )
 OPENINGS = 1025  # of each kind, shuffled; the first ones are continued
-OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 4, 224  # sequences that are written together, how often, and their tokens
+OWN_BATCH, OWN_BATCHES, OWN_LENGTH = 64, 6, 224  # sequences that are written together, how often, and their tokens
 
 
 def write_texts(folder: Path, load: Callable[[], Model]) -> Path:
@@ -114,7 +99,7 @@ def write_texts(folder: Path, load: Callable[[], Model]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     writers: dict[str, Callable[[], list[str]]] = {
         "names": names,
-        "functions": lambda: functions(folder / "packages"),
+        "functions": functions,
         "twice": twice,
         "own": lambda: own(load(), folder),
     }
@@ -146,19 +131,12 @@ def names() -> list[str]:
     return passages
 
 
-def functions(packages: Path) -> list[str]:
-    """Documented functions with 70 % of the rare words exchanged: each whole, and as signature and docstring alone.
-
-    In a docstring that follows its signature, nearly every name of a parameter is a word to be found in the context.
-
-    Arguments:
-        packages: the folder into which packages are downloaded.
-    """
+def functions() -> list[str]:
+    """Documented functions, each eight times, with 70 % of the rare words exchanged."""
     draw = random.Random(2)
-    python = [*_all_python(), *_downloaded(packages)]
-    documented = sorted({function for text in python for function in _documented(text)})
+    documented = [function for text in _all_python() for function in _documented(text)]
     rare = _rare("\n".join(documented))
-    return [_exchange(draw, function[:PASSAGE], rare, rare, 0.7) for function in documented]
+    return [_exchange(draw, function[:PASSAGE], rare, rare, 0.7) for _ in range(8) for function in documented]
 
 
 def twice() -> list[str]:
@@ -180,8 +158,7 @@ def own(dense: Model, folder: Path) -> list[str]:
     Sampled at temperature 1. Each batch is written to a file of its own first.
     """
     openings = _openings(random.Random(4))
-    if use_bfloat16(dense.device, asked=True):
-        dense.hf.to(torch.bfloat16)
+    dense.hf.to(torch.bfloat16)
     parts = []
     for number in range(OWN_BATCHES):
         path = folder / f"own-{number:02d}.json"
@@ -246,13 +223,12 @@ def _names(text: str) -> list[str]:
 
 
 def _documented(text: str) -> list[str]:
-    """Functions that document at least two parameters after the first line: whole, and without their code."""
+    """Functions whose docstring documents at least two parameters, right after its first line."""
     lines, found = text.splitlines(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").count(":param ") >= 2:
-            for last in (node.end_lineno, node.body[0].end_lineno):
-                function = textwrap.dedent("\n".join(lines[node.lineno - 1 : last]))
-                found.append(re.sub(r'(""".*\n)[^\0]*?(?=\n *:param )', r"\1", function, count=1))
+            function = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+            found.append(re.sub(r'(""".*\n)[^\0]*?(?=\n *:param )', r"\1", function, count=1))
     return found
 
 
@@ -273,17 +249,6 @@ def _prose() -> list[str]:
 
 def _all_python() -> list[str]:
     return [*_python(VENDORED, PACKAGES), *_python(INSTALLED, DOCUMENTED)]
-
-
-def _downloaded(folder: Path) -> list[str]:
-    pip_download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    subprocess.run([*pip_download, "--dest", str(folder), *DOWNLOADED], check=True)
-    texts = []
-    for wheel in sorted(folder.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as files:
-            python = sorted(name for name in files.namelist() if name.endswith(".py"))
-            texts += [files.read(name).decode("utf-8") for name in python]
-    return [text for text in texts if ":param " in text]
 
 
 def _python(folder: Path, packages: tuple[str, ...]) -> list[str]:
