@@ -42,7 +42,7 @@ def relations_figure(result: RelationsResult) -> Figure:
     ]
     if result.settings.seeds > 1:
         handles.append(Line2D([], [], color="0.4", linewidth=3, alpha=0.3, label="from the lowest to the highest seed"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
 
 
