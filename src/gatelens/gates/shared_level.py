@@ -21,7 +21,7 @@ from gatelens.tasks.base import CircuitTask
 class ScoreTensors(NamedTuple):
     """What is known of the gates of a level. All tensors have the shape of the gates.
 
-    Arguments:
+    Attributes:
         scores: one number for each gate, mean over prompts.
         measured: where a gate was scored; None: all gates were.
         magnitudes: the absolute score of each gate, mean over prompts; None: not known.
