@@ -130,6 +130,20 @@ class TestMistakes:
         assert len(said.splitlines()) == 1
         assert not list(tmp_path.iterdir())
 
+    def test_a_folder_of_another_job(
+        self, trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nothing is printed but the cost and the sentence, and the run stays as it is."""
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "asked.json").write_text('{"kind": "circuit"}')
+        words = ["gate", str(trained_folder), "syntax", "--n", "2", "--held-out", "1", "--no-check"]
+        assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 2
+        said = capsys.readouterr()
+        assert said.out.startswith("cost: ")
+        assert len(said.out.splitlines()) == 1
+        assert "holds a run of `gatelens circuit`, not of `gatelens gate`: give another folder." in said.err
+        assert (tmp_path / "run" / "asked.json").read_text() == '{"kind": "circuit"}'
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -141,7 +155,13 @@ class TestMistakes:
             (["contrast", "MODEL", "ioi", "iou"], "no task 'iou'"),
             (["contrast", "MODEL", "ioi", "ioi"], "ioi cannot be kept and lost at once"),
             (["effect", "MODEL", "iou", "circuit.json"], "no task 'iou'"),
+            (["gate", "MODEL", "syntax", "--n", "900000000"], "n is 900000000: it must be at most 1000000."),
+            (["contrast", "MODEL", "ioi", "syntax", "--n", "900000000"], "n is 900000000: it must be at most 1000000."),
+            (["relations", "MODEL", "--n", "900000000"], "n is 900000000: it must be at most 1000000."),
+            (["relations", "MODEL", "--source", "nowhere"], "nowhere has 0 files of relations"),
+            (["effect", "MODEL", "ioi", "circuit.json", "--n", "900000000"], "n is 900000000: it must be at most"),
             (["tasks", "iou", "--model", "MODEL"], "no task 'iou'"),
+            (["tasks", "ioi", "--model", "MODEL", "--n", "900000000"], "n is 900000000: a task has 1 to 1,000,000"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -160,6 +180,13 @@ class TestMistakes:
         [
             (["--nonsense"], "no such option: --nonsense: see `gatelens --help`."),
             (["cirquit"], "no such command 'cirquit'. Did you mean 'circuit'? See `gatelens --help`."),
+            (["circuit", "a", "b", "c"], "got unexpected extra argument(s) (c): see `gatelens circuit --help`."),
+            (
+                ["circuit", "a", "b", "--lvel", "c"],
+                "no such option: --lvel (Possible options: --help, --level): see `gatelens circuit --help`.",
+            ),
+            (["circuit", "a", "b", "--n"], "option '--n' requires an argument: see `gatelens --help`."),
+            (["sparsify", "a", "--text", "b"], "missing option '--out': see `gatelens sparsify --help`."),
             (["circuit"], "missing argument 'MODEL': see `gatelens circuit --help`."),
             (["circuit", "a"], "missing argument 'TASK': see `gatelens circuit --help`."),
             (

@@ -2,8 +2,9 @@
 
 python interrupted.py < JOBS: one line of JSON for each job, {"words": [...], "signal": "SIGINT", "phase": "fit G",
 "at": 3}. The job is the command line with these words. It gets the signal when it reports piece or step number `at` of
-the phase for the first time; without a phase, when sparsify begins step number `at`. The process prints a line of JSON
-for each job: its exit code and what it wrote to stderr. SIGKILL ends the process.
+the phase for the first time; without a phase, when sparsify begins step number `at`. With {"call": "module:function"}
+instead of both, it gets the signal when it calls this function. The process prints a line of JSON for each job: its
+exit code and what it wrote to stderr. SIGKILL ends the process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,10 @@ def main() -> None:
             gatelens.jobs.demo.STUDY = Path(job["demo"])
         said = io.StringIO()
         sys.argv = ["gatelens", *job["words"]]
-        with interrupting(job.get("phase"), job["at"], signal.Signals[job["signal"]]), contextlib.redirect_stderr(said):
+        number = signal.Signals[job["signal"]]
+        call, phase = job.get("call"), job.get("phase")
+        stopping = interrupting(phase, job["at"], number) if call is None else interrupting_call(call, number)
+        with stopping, contextlib.redirect_stderr(said):
             try:
                 cli.main()
             except SystemExit as end:
@@ -62,6 +67,24 @@ def interrupting(phase: str | None, at: int, number: signal.Signals) -> Any:
         yield
     finally:
         Journal.reach, Training.step = reach, step  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def interrupting_call(place: str, number: int) -> Any:
+    """Send this process a signal when it calls a function, given as ``module:function``."""
+    module, _, name = place.partition(":")
+    home = import_module(module)
+    function = getattr(home, name)
+
+    def send_and_call(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return function(*args, **kwargs)
+
+    setattr(home, name, send_and_call)
+    try:
+        yield
+    finally:
+        setattr(home, name, function)
 
 
 if __name__ == "__main__":

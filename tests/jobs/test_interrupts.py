@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -14,8 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import run
 
+import gatelens
+from gatelens import Model
+from gatelens.gates.edges import EdgeScores
+from gatelens.measures.exchange import write_graph
+from gatelens.model.graph import Graph
 from gatelens.runtime.interrupts import Interrupted, finishing_steps
 from gatelens.runtime.run_folder import RunFolder
 
@@ -75,6 +82,12 @@ def test_every_job_says_where_it_stopped_and_continues(
             2,
             "fit contrast, 2 of 6",
         ),
+        "relations": (
+            ["relations", model, "--source", str(word_pairs(tmp_path)), "--n", "3", "--shots", "2", *TINY_FITS.split()],
+            "SIGTERM",
+            2,
+            "instruction without antonym: fit contrast, 2 of 6",
+        ),
         "study": (["study", str(study)], "SIGTERM", 2, "heads-induction-trained: score heads, 2 of 3"),
         "demo": (["demo"], "SIGINT", 2, "heads-induction-trained: score heads, 2 of 3"),
     }
@@ -96,6 +109,52 @@ def test_every_job_says_where_it_stopped_and_continues(
     for job in asked:
         assert run(monkeypatch, *job["words"]) == 0, capsys.readouterr().err
         assert list(Path(job["words"][-1]).glob("**/result.json"))
+
+
+def word_pairs(folder: Path) -> Path:
+    """A folder with the word pairs of two relations."""
+    (folder / "pairs").mkdir()
+    for name, answer in (("antonym", "un{}"), ("capitalize", "{}!")):
+        pairs = [{"input": word, "output": answer.format(word)} for word in ("one", "two", "three", "four", "five")]
+        (folder / "pairs" / f"{name}.json").write_text(json.dumps(pairs))
+    return folder / "pairs"
+
+
+@pytest.mark.slow
+def test_a_command_without_pieces_starts_again_and_leaves_nothing_half_written(
+    trained: Model, trained_folder: Path, tmp_path: Path
+) -> None:
+    model, text, graph = str(trained_folder), tmp_path / "text.txt", Graph.of(trained.anatomy)
+    text.write_text("Anna went to the park and bought a map. " * 60)
+    write_graph(
+        tmp_path / "circuit.json",
+        EdgeScores(torch.ones(graph.edges.shape), graph, "by hand"),
+        graph.edges,
+        trained.anatomy.width,
+    )
+    small = {"method": "eap", "n": 2, "points": 3, "random_points": 0, "sample": 0, "describe": 0, "allow_noise": True}
+    gatelens.find_circuit(trained, "induction", gatelens.CircuitSettings(**small), out=tmp_path / "run")
+    before = sorted(tmp_path.iterdir())
+    calls = {
+        "tasks induction --model MODEL --quick --no-check": "gatelens.tasks.preview:preview",
+        "effect MODEL induction TMP/circuit.json --quick --no-check": "gatelens.measures.effect:edges_effect",
+        "evaluate MODEL --bias 0 --length 16 --text TMP/text.txt --no-check --out TMP/judged.json": (
+            "gatelens.runtime.files:write_json"
+        ),
+        "report TMP/run --out TMP/report": "gatelens.report.page:draw_pictures",
+        "report TMP/run --out TMP/report.html --single-file": "gatelens.report.page:draw_pictures",
+        "convert MODEL --bias 0 --out TMP/converted": "gatelens.sparse.in_model:save_sparse",
+        "export TMP/edges TMP/edges.json": "gatelens.jobs.export:export_circuit",
+    }
+    jobs = [
+        {"words": words.replace("MODEL", model).replace("TMP", str(tmp_path)).split(), "call": call, "signal": number}
+        for (words, call), number in zip(calls.items(), itertools.cycle(("SIGINT", "SIGTERM")), strict=False)
+    ]
+    for words, ended in zip(calls, interrupt(jobs), strict=True):
+        assert ended["code"] == 130, (words, ended["stderr"])
+        lines = [line for line in ended["stderr"].splitlines() if not line.startswith("gatelens: warning")]
+        assert lines == ["gatelens: stopped; the same command starts again."], words
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow

@@ -251,5 +251,12 @@ class TestAnotherRequest:
             f"out holds a run with {message}: repeat the first request to resume it, or give another folder."
         )
 
+    def test_another_job_is_named_without_its_settings(self) -> None:
+        with pytest.raises(GatelensError) as error:
+            refuse_another_request(Path("out"), self.SAVED, {**self.SAVED, "kind": "gate", "settings": {"updates": 9}})
+        assert str(error.value) == (
+            "out holds a run of `gatelens circuit`, not of `gatelens gate`: give another folder."
+        )
+
     def test_the_same_request_is_accepted(self) -> None:
         refuse_another_request(Path("out"), self.SAVED, dict(self.SAVED))

@@ -144,11 +144,12 @@ def relations(
 
     from gatelens.cli.role_tables import relations_table
     from gatelens.cli.tables import Bars
-    from gatelens.jobs.relations import find_relations, relations_cost
+    from gatelens.jobs.relations import find_relations, relation_sources, relations_cost
     from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished
 
     console = Console(quiet=not is_main())
+    relation_sources(source)
     loaded = load(model)
     folder = out or default_folder(loaded.name, "relations")
     if not is_finished(folder):

@@ -27,7 +27,10 @@ from gatelens.sparse.sparsify import Judgement
 
 
 class Bars:
-    """One progress bar for each phase of the work; it is called as the progress of a run."""
+    """One progress bar for each phase of the work; it is called as the progress of a run.
+
+    Nothing is printed before the first call: a request that is refused leaves no empty line.
+    """
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -36,15 +39,17 @@ class Bars:
         self.bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bars:
-        self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if self.bars:
+            self.progress.stop()
 
     def __call__(self, title: str, done: int, total: int) -> None:
+        if not self.bars:
+            self.progress.start()
         if title not in self.bars:
             self.bars[title] = self.progress.add_task(escape(title), total=total)
         self.progress.update(self.bars[title], completed=done, total=total)

@@ -99,7 +99,7 @@ def relation_tasks(model: Model, settings: RelationsSettings, source: str | Path
     relations: dict[str, dict[str, ResponseTask]] = {}
     for way in WAYS:
         relations[way] = {}
-        for name, options in _sources(source).items():
+        for name, options in relation_sources(source).items():
             task = make_task(
                 "word-pairs", model, n=settings.n, seed=settings.seed, ask=way, shots=shots[way], **options
             )
@@ -109,8 +109,8 @@ def relation_tasks(model: Model, settings: RelationsSettings, source: str | Path
     return relations
 
 
-def _sources(source: str | Path | None) -> dict[str, dict[str, str]]:
-    """For each relation, the options of its tasks."""
+def relation_sources(source: str | Path | None) -> dict[str, dict[str, str]]:
+    """For each relation, the options of its tasks. Raise an error if a folder has too few of them. Needs no model."""
     if source is None:
         return {name: {"relation": name} for name in RELATIONS}
     files = {path.stem: {"source": str(path)} for path in sorted(Path(source).glob("*.json*"))}

@@ -26,6 +26,7 @@ from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION
 from gatelens.runtime.shown import Shown
+from gatelens.tasks import MOST_PROMPTS
 
 _TENSORS = "contrast.safetensors"
 _BY_SEED = ("gates", "losses", "keep", "lose")
@@ -34,7 +35,7 @@ _BY_SEED = ("gates", "losses", "keep", "lose")
 class TwoTaskSettings(ContrastSettings):
     """The settings of `find_contrast` and ``gatelens contrast``: how many examples to take, and how to fit."""
 
-    n: int = Field(64, ge=2, description="examples of each task, including those that are held out")
+    n: int = Field(64, ge=2, le=MOST_PROMPTS, description="examples of each task, including those that are held out")
     memory_gb: float = Field(MEMORY_GB, gt=0, description=MEMORY_HELP, json_schema_extra=EXECUTION)
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

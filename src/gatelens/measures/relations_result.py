@@ -24,6 +24,7 @@ from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
 from gatelens.runtime.run_folder import RESULT, RunFolder
 from gatelens.runtime.settings import EXECUTION, Settings
 from gatelens.runtime.shown import Shown
+from gatelens.tasks import MOST_PROMPTS
 
 _TENSORS = "relations.safetensors"
 _BY_SEED = ("gates", "losses", "keep", "lose")
@@ -33,7 +34,7 @@ _COLUMNS = ("held out", "keep", "lose", "asked by", "role", "accuracy", "lowest"
 class RelationsSettings(ContrastLossSettings):
     """The settings of `find_relations` and ``gatelens relations``."""
 
-    n: int = Field(64, ge=1, description="word pairs of each relation")
+    n: int = Field(64, ge=1, le=MOST_PROMPTS, description="word pairs of each relation")
     shots: int = Field(10, ge=1, description="worked examples of the way that asks by examples")
     instruction_shots: int = Field(
         1, ge=0, description="worked examples after an instruction; the authors' code has 1, which shows the format"

@@ -243,6 +243,11 @@ def refuse_another_request(folder: Path, saved: Mapping[str, Any], asked: Mappin
     """
     if saved == asked:
         return
+    if saved.get("kind") != asked.get("kind"):  # then most settings differ, and say nothing
+        raise GatelensError(
+            f"{folder} holds a run of `gatelens {saved.get('kind')}`, not of `gatelens {asked.get('kind')}`: give "
+            "another folder."
+        )
     # The settings repeat some of what describes the task, such as its number of prompts.
     differing = {(name.split()[-1], str(old), str(new)): name for name, old, new in _differences(saved, asked)}
     parts = [f"{name} {old}, not {new}" for (_, old, new), name in differing.items()]
