@@ -70,14 +70,20 @@ allow_noise = true
 """
 
 
-def example_of(name: str) -> str:
-    """The code of an entry's example; empty if it has none. The output that a prompt shows is left out."""
+def entry_named(name: str) -> Any:
+    """A function or class of the reference."""
     parts = name.split(".")
     module = next(end for end in range(len(parts), 0, -1) if _is_module(".".join(parts[:end])))
     entry: Any = import_module(".".join(parts[:module]))
     for part in parts[module:]:
         entry = getattr(entry, part)
-    match = re.search(r"^Example:\n((?:[ ]{4}.*(?:\n|$)|\n)+)", inspect.getdoc(entry) or "", re.MULTILINE)
+    return entry
+
+
+def example_of(name: str) -> str:
+    """The code of an entry's example; empty if it has none. The output that a prompt shows is left out."""
+    docstring = inspect.getdoc(entry_named(name)) or ""
+    match = re.search(r"^Example:\n((?:[ ]{4}.*(?:\n|$)|\n)+)", docstring, re.MULTILINE)
     code = textwrap.dedent(match[1]) if match else ""
     shown = [line[4:] for line in code.splitlines() if line.startswith((">>> ", "... "))]
     return "\n".join(shown) if shown else code

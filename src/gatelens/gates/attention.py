@@ -42,10 +42,10 @@ class AttentionEdge(NamedTuple):
         prompt, head, query, key = gatelens.attribute_attention(model, task).top(1)[0].gate
     """
 
-    prompt: int
-    head: Head
-    query: int
-    key: int
+    prompt: int  # the number of the prompt
+    head: Head  # the head that attends
+    query: int  # the position that reads, from 0
+    key: int  # the position that is read, from 0
 
 
 class AttentionEdgeScores(Scores):
@@ -89,7 +89,7 @@ class AttentionScores(AttentionEdgeScores):
     scores: Sequence[Shaped[Tensor, "_prompt layer head _query _key"]]  # lengths differ between buckets
     edges: Sequence[Bool[Tensor, "_prompt layer head _query _key"]]  # where an edge exists (in a sample: was scored)
     method: str
-    sampled: bool = False
+    sampled: bool = False  # whether only a sample of the edges was scored
 
     @property
     def is_sample(self) -> bool:

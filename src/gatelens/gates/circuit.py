@@ -229,11 +229,11 @@ class Explanation(Shown):
         explained.plot()
     """
 
-    prompt: str
-    answers: tuple[str, ...]
-    wrong: tuple[str, ...]
-    size: int
-    parts: tuple[ExplainedPart, ...]
+    prompt: str  # the clean prompt
+    answers: tuple[str, ...]  # the right answers
+    wrong: tuple[str, ...]  # the wrong answers
+    size: int  # the number of gates of the circuit
+    parts: tuple[ExplainedPart, ...]  # with everything, with the circuit alone, without the circuit
 
     drawn_by = "gatelens.report.plots:plot_explanation"
 

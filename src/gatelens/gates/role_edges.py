@@ -39,7 +39,7 @@ class RoleEdge(NamedTuple):
         best.role, best.source, best.destination
     """
 
-    role: str
+    role: str  # the name of the role
     source: int
     destination: int
 
@@ -58,7 +58,7 @@ class RoleEdgeScores(ComponentEdgeScores):
     scores: Shaped[Tensor, "role source destination"]
     graph: Graph
     method: str
-    roles: GateRoles
+    roles: GateRoles  # the roles that gates belong to
     measured: Bool[Tensor, "role source destination"] | None = None
     magnitudes: Shaped[Tensor, "role source destination"] | None = None
     errors: Shaped[Tensor, "role source destination"] | None = None

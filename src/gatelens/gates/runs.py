@@ -35,9 +35,9 @@ class Run:
             model.hf(run.tokens)
     """
 
-    tokens: Int[Tensor, "prompt position"]
+    tokens: Int[Tensor, "prompt position"]  # the tokens that were run
     mask: Shaped[Tensor, "prompt position"] | None  # nonzero for real tokens; None if all tokens are real
-    logits: Float[Tensor, "... vocab"]
+    logits: Float[Tensor, "... vocab"]  # of all positions, or of the last one
     heads: Sequence[Float[Tensor, "prompt position head dim"]]  # z of each layer
     streams: Sequence[Float[Tensor, "prompt position width"]]  # the input of each layer
 

@@ -34,8 +34,8 @@ class ScoredGate(NamedTuple):
     """
 
     gate: Any  # a Head, a component edge (source, destination), or an attention edge
-    name: str
-    score: float
+    name: str  # its name, such as L9H6
+    score: float  # how much the metric falls when the gate is closed
 
 
 class GateSet(NamedTuple):

@@ -89,8 +89,8 @@ class CircuitResult(Shown):
     task: str
     settings: CircuitSettings
     scores: list[Scores]  # one for each task seed; empty if the result was read without its scores
-    curve: Curve
-    validity: Validity
+    curve: Curve  # the explained effect of the ranking's circuits
+    validity: Validity  # how far the scores and the circuit can be trusted
     seconds: float
     sparse: bool = False  # whether the model's attention is gated
     dense: str | None = None  # the dense model that a sparse one is compared with, if it was named

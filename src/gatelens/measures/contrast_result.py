@@ -64,7 +64,7 @@ class ContrastResult(Shown):
     keep: str
     lose: str
     settings: TwoTaskSettings
-    contrast: Contrast
+    contrast: Contrast  # the gates, and what they do to both tasks
     seconds: float
 
     drawn_by = "gatelens.report.plots:plot_contrast_result"

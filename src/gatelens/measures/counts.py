@@ -27,8 +27,8 @@ class Interval(NamedTuple):
         low, high = curve.count_interval(0.9)
     """
 
-    low: float | None
-    high: float | None
+    low: float | None  # the lower end; None: open
+    high: float | None  # the upper end; None: open
 
     @classmethod
     def of(cls, draws: Tensor) -> Interval:

@@ -47,11 +47,11 @@ class Curve(Shown):
     total: int  # number of gates
     asked: list[int]  # (point,) the k of each top-k circuit
     kept: Float[Tensor, " point"]  # gates in each circuit after pruning, mean over seeds
-    metrics: Float[Tensor, "seed point prompt"]
+    metrics: Float[Tensor, "seed point prompt"]  # the metric of each circuit
     none: Float[Tensor, "seed prompt"]  # metric with nothing kept
     everything: Float[Tensor, "seed prompt"]  # metric with everything kept
-    ranking: Ranking = "absolute"
-    source: Source = "corrupt"
+    ranking: Ranking = "absolute"  # how gates were ranked
+    source: Source = "corrupt"  # what closed gates read
     random: Curve | None = None  # a random ranking: the baseline
     selection: str = TOP  # how circuits take gates
     fingerprints: tuple[str, ...] = ()  # of the prompts of each seed; empty: not known
@@ -243,6 +243,9 @@ def pool(curves: Sequence[Curve]) -> Curve:
 
     The curves need the same grid, so they cannot be refined around their own counts: measure them with ``refine=0``, or
     give all tasks to `explained_effect` at once.
+
+    Arguments:
+        curves: one curve for each task seed, of the same level.
 
     Example:
         tasks = [gatelens.task("ioi", model, n=16, seed=seed) for seed in (0, 1)]

@@ -122,7 +122,7 @@ class HeadTable(Shown):
     prompts: int
     metric: str
     effect: float
-    lines: tuple[HeadLine, ...]
+    lines: tuple[HeadLine, ...]  # one for each head
     dense: HeadTable | None = None
 
     drawn_by = "gatelens.report.plots:plot_head_table"

@@ -60,9 +60,9 @@ class RoleSummary:
     """
 
     results: list[RolesResult]
-    shares: list[Share]
-    correlations: list[Correlation]
-    overlaps: list[Overlap]
+    shares: list[Share]  # how many heads are of each kind
+    correlations: list[Correlation]  # of the scores between seeds, tasks or models
+    overlaps: list[Overlap]  # heads that are of a kind in two models
     mediation: list[tuple[str, PatchingComparison]]
     problems: list[str]
 

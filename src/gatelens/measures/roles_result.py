@@ -76,7 +76,7 @@ class RolesResult(Shown):
     sparse: bool
     task: str
     settings: RolesSettings
-    roles: HeadRoles
+    roles: HeadRoles  # the scores of every head
     curves: list[AblationCurve]
     known: float | None
     seconds: float

@@ -81,6 +81,9 @@ def attribute_heads(
 ) -> HeadScores:
     """`attribute` at the level of heads: (clean z - corrupt z) . d metric / d z.
 
+    Arguments:
+        steps, rule: as for `attribute`.
+
     Example:
         scores = gatelens.attribute_heads(model, task, steps=5)
         scores.plot()
@@ -92,6 +95,9 @@ def attribute_edges(
     model: Model, task: CircuitTask, steps: int = 1, *, rule: Rule = "midpoint", context: Context | None = None
 ) -> EdgeScores:
     """`attribute` at the level of edges: EAP for one step, EAP-IG for several. One step shares the clean forward.
+
+    Arguments:
+        steps, rule: as for `attribute`.
 
     Example:
         eap = gatelens.attribute_edges(model, task)
@@ -106,6 +112,9 @@ def attribute_attention(
     """`attribute` at the level of attention edges: (p_ij v_j - corrupt p_ij v_j) . d metric / d z_i.
 
     Memory: (T, T) numbers for each head, where T is the number of tokens.
+
+    Arguments:
+        steps, rule: as for `attribute`.
 
     Example:
         scores = gatelens.attribute_attention(model, task)

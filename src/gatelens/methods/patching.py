@@ -81,6 +81,9 @@ def patch_heads(
 ) -> HeadScores:
     """`patch` at the level of heads. Cost: 2 forwards, and about half a forward for each head.
 
+    Arguments:
+        direction, sample, seed: as for `patch`.
+
     Example:
         scores = gatelens.patch_heads(model, task)
         scores.top(3)  # [((23, 3), "L23H3", 1.82), ...]
@@ -93,6 +96,9 @@ def patch_edges(
 ) -> EdgeScores:
     """`patch` at the level of edges. Cost: 2 forwards, and for each edge the layers above its destination.
 
+    Arguments:
+        sample, seed: as for `patch`.
+
     Example:
         scores = gatelens.patch_edges(model, task, sample=16)
     """
@@ -103,6 +109,9 @@ def patch_attention(
     model: Model, task: CircuitTask, sample: int | None = None, *, seed: int = 0, context: Context | None = None
 ) -> AttentionScores:
     """`patch` at the level of attention edges. Cost: 4 forwards, and one for each edge of the prompt with the most.
+
+    Arguments:
+        sample, seed: as for `patch`.
 
     Example:
         scores = gatelens.patch_attention(model, task, sample=16)

@@ -25,8 +25,8 @@ class Head:
         head.layer, head.index, str(head)  # 9, 6, "L9H6"
     """
 
-    layer: int
-    index: int
+    layer: int  # the layer, from 0
+    index: int  # the number of the head in its layer, from 0
 
     @classmethod
     def parse(cls, name: str) -> Head:

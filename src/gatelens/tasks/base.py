@@ -42,15 +42,15 @@ class CircuitTask(Shown):
         task.pairs[0].clean, task.pairs[0].answers, task.role_names
     """
 
-    name: str
-    seed: int
-    pairs: list[Pair]
-    buckets: list[Bucket]
+    name: str  # the name of the task
+    seed: int  # the task seed, which decides the prompts
+    pairs: list[Pair]  # each prompt as text: clean, corrupt, right and wrong answers
+    buckets: list[Bucket]  # the tokens of prompts of the same length
     answer_ids: Tensor  # (prompt, answer) int64, -1 where a prompt has fewer right answers
     wrong_ids: Tensor  # (prompt, wrong answer) int64, -1 where a prompt has fewer wrong answers
-    difference: Difference = "logit"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    token_roles: TokenRoles = field(default_factory=TokenRoles)
+    difference: Difference = "logit"  # of what the metric is a difference: logits or probabilities
+    options: Mapping[str, Any] = field(default_factory=dict)  # the options of the task that were given
+    token_roles: TokenRoles = field(default_factory=TokenRoles)  # what each position is for the task
     target: Target = "metric"  # what methods that use gradients differentiate
 
     drawn_by = "gatelens.report.task_plot:plot_task"
@@ -180,11 +180,11 @@ class ResponseTask(Shown):
         task.examples[0]
     """
 
-    name: str
-    seed: int
-    examples: list[Example]
-    pad_id: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # the name of the task
+    seed: int  # the task seed, which decides the examples
+    examples: list[Example]  # prompts and responses, as text and tokens
+    pad_id: int = 0  # the token that fills up shorter examples
+    options: Mapping[str, Any] = field(default_factory=dict)  # the options of the task that were given
 
     drawn_by = "gatelens.report.task_plot:plot_task"
 

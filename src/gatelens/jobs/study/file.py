@@ -58,10 +58,10 @@ class Study:
         study.title, list(study.models), [cell.name for cell in study.cells]
     """
 
-    title: str
+    title: str  # the title of the study
     path: Path
     models: dict[str, ModelSpec]
-    cells: list[Cell]
+    cells: list[Cell]  # what to run: one model, task and setting each
 
 
 def read_study(path: str | Path, quick: bool = False) -> Study:
@@ -72,6 +72,7 @@ def read_study(path: str | Path, quick: bool = False) -> Study:
         print([cell.name for cell in study.cells])
 
     Arguments:
+        path: the study file, in TOML.
         quick: give every cell the sizes of its job's preset ``quick``, whatever the file says.
     """
     root = KeyPath(Path(path))

@@ -66,6 +66,7 @@ def run_study(
         summary = run_study(read_study("heads.toml"), "runs/heads", write_report=gatelens.write_report)
 
     Arguments:
+        study: the study, from `read_study`.
         out: the folder of the study.
         engine: ``local`` is this process; ``ray`` are the workers of Ray.
         address: the address of an existing Ray cluster. By default Ray is started on this machine.

@@ -84,8 +84,8 @@ class Summary:
         summary.failed, [circuit.count for circuit in summary.circuits()], summary.multipliers
     """
 
-    study: Study
-    outcomes: dict[str, Outcome]
+    study: Study  # the study
+    outcomes: dict[str, Outcome]  # the state of every cell, by its name
     comparisons: dict[str, Comparison]
     methods: tuple[MethodLine, ...] = ()
     thresholds: tuple[ThresholdLine, ...] = ()

@@ -31,10 +31,10 @@ class Judgement:
         judgement.above_dense, judgement.kl, judgement.keys_per_query, judgement.open_by_head
     """
 
-    sequences: int
-    length: int
+    sequences: int  # number of sequences
+    length: int  # tokens in each sequence
     dense_loss: float  # cross-entropy in nats per token
-    sparse_loss: float
+    sparse_loss: float  # of the sparse model, in nats per token
     kl: float  # KL(dense || sparse) in nats per token, 0 or more
     opened: Float[Tensor, "layer head"]  # number of open edges
     pairs: Float[Tensor, "layer head"]  # number of visible pairs
@@ -115,9 +115,14 @@ def evaluate(
     """Measure loss and open edges of a sparse model on each text, beside a dense one. Cost: two forwards of the text.
 
     Arguments:
+        model: the sparse model, from `gatelens.load`.
+        text: a text file, a folder, a JSON-lines file or a hub data set; or several.
         dense: what to compare with; by default the same weights without gates, which is not the model that the sparse
             one was made from.
+        length: tokens in each sequence.
         n_sequences: number of sequences to read of each text, after the first `skip`; None reads all.
+        skip: sequences at the beginning of each text that are not read.
+        batch: sequences that run together.
         announce: is called before the models are run, with the number of sequences of all texts.
 
     Returns:
