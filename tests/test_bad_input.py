@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
+from families import tiny
+from response_examples import any_task
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import gatelens
 from fuzz import samples
 from gatelens import GatelensError
+from gatelens.gates.heads import HeadScores
 from gatelens.jobs.study.file import read_study
 from gatelens.report.page import write_report
 from gatelens.runtime.files import write_csv
@@ -83,6 +86,14 @@ def test_numbers_of_tasks(
 ) -> None:
     words = ["tasks", "induction", "--model", str(samples.model_folder()), *options]
     assert says in refused(monkeypatch, capsys, *words)
+
+
+@pytest.mark.parametrize("call", ["attribute_heads", "patch_edges", "describe", "explained_effect"])
+def test_tasks_without_corrupt_prompts(call: str) -> None:
+    model = tiny("gpt2")
+    scores = {"describe": (["L0H0"],), "explained_effect": (HeadScores(torch.rand(3, 4), "any"),)}.get(call, ())
+    with pytest.raises(GatelensError, match="the task any has no corrupt prompts: give a circuit task"):
+        getattr(gatelens, call)(model, any_task(2), *scores)
 
 
 @pytest.mark.parametrize("memory", ["inf", "nan", "-1", "0"])

@@ -26,7 +26,7 @@ from gatelens.model.components import Head
 from gatelens.runtime.context import Context
 from gatelens.sparse.in_model import is_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
-from gatelens.tasks.batches import batches
+from gatelens.tasks.batches import batches, check_circuit_task
 
 _TOP_TOKENS = 3
 
@@ -54,6 +54,7 @@ def describe(
         table = gatelens.describe(model, task, ["L9H6", "L10H0"])
         table["L9H6"].looks  # {"IO": 0.71, "S1": 0.06, ...}
     """
+    check_circuit_task(task)
     context = context or Context()
     chosen = chosen_heads(model, task, heads, context)
     if not chosen:

@@ -26,7 +26,8 @@ from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.runtime.settings import ADDED, Settings
-from gatelens.tasks.base import CircuitTask
+from gatelens.tasks.base import CircuitTask, ResponseTask
+from gatelens.tasks.batches import check_circuit_task
 
 _ROWS = 32  # circuits in one piece of work: circuits of one piece share layers
 
@@ -133,7 +134,9 @@ def explained_effect(
         print(curve.counted(0.9))  # 41 (25 to 144; 64 prompts)
     """
     settings, context = settings or CurveSettings(), context or Context()
-    tasks = [task] if isinstance(task, CircuitTask) else list(task)
+    tasks = [task] if isinstance(task, CircuitTask | ResponseTask) else list(task)
+    for each in tasks:
+        check_circuit_task(each)
     all_scores = [scores] if isinstance(scores, Scores) else list(scores)
     if len(tasks) != len(all_scores):
         raise GatelensError(f"{len(tasks)} tasks and {len(all_scores)} scores: give the scores of each task.")

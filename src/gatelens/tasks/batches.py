@@ -13,16 +13,21 @@ from gatelens.runtime.context import Context
 from gatelens.tasks.base import Bucket, CircuitTask, Example, ResponseTask
 
 
+def check_circuit_task(task: CircuitTask | ResponseTask) -> None:
+    """Raise an error if a task has no corrupt prompts."""
+    if not isinstance(task, CircuitTask):
+        raise GatelensError(
+            f"the task {task.name} has no corrupt prompts: give a circuit task, which `gatelens tasks` lists."
+        )
+
+
 def batches(task: CircuitTask, numbers_per_prompt: Callable[[int], int], context: Context) -> list[Bucket]:
     """The task's buckets in order, cut into batches that fit into the memory budget, at least one for each process.
 
     Arguments:
         numbers_per_prompt: how many float32 numbers the work holds for one prompt of a given length.
     """
-    if not isinstance(task, CircuitTask):
-        raise GatelensError(
-            f"the task {task.name} has no corrupt prompts: give a circuit task, which `gatelens tasks` lists."
-        )
+    check_circuit_task(task)
     parts: list[Bucket] = []
     for bucket in task.buckets:
         share = -(-len(bucket) // context.n_processes)
