@@ -12,6 +12,7 @@ import pytest
 import torch
 from made_runs import HOSTILE, ROLES, SEES, SMALL, TOKENS, circuit_run, gate_run, gates_of
 
+from gatelens.model.graph import Graph
 from gatelens.report._reading import read_runs
 from gatelens.report._runs import CircuitRun, RolesRun
 from gatelens.report._views.circuits import growth
@@ -287,6 +288,36 @@ def test_the_graph_points_upwards_and_components_do_not_overlap(fresh: Page) -> 
     for i, j in SMALL.edges.nonzero().tolist():
         source, destination = _ends((i, j))
         assert heights[source] > heights[destination]
+
+
+def test_two_hundred_edges_of_a_model_of_usual_size_can_be_read(page: Page, runs: Path) -> None:
+    """12 layers of 12 heads: no component covers another one, none is cut off, and the names have their full size."""
+    large = Graph(n_layers=12, n_heads=12, n_kv_heads=12)
+    scores = torch.randn(large.edges.shape, generator=torch.Generator().manual_seed(0)) * large.edges
+    circuit_run(runs.parent / "large", model="large", graph=large, scores=scores, described=("L0H3",))
+    report = write_report([runs.parent / "large"], runs.parent / "large-report")
+    page.driver.get_log("browser")
+    Page(page.driver, report.path.as_uri()).open()
+    page.run("window.gatelens.select({edges: 210})")
+    sizes = [size for size, _ in growth(large, read_runs([runs.parent / "large"]).circuits[0].top_edges(1000))[1]]
+    assert page.n_edges(0) in sizes
+    assert page.n_edges(0) >= 200
+    assert page.texts("#graph-sides output") == [f"{page.n_edges(0)} edges"]
+    assert set(page.texts("#graph-component option")[1:]) == page.drawn(0)
+    frame, boxes = page.run(
+        """const box = (x) => { const {x: left, y, right, bottom} = x.getBoundingClientRect();
+                                return [left, y, right, bottom]; };
+           const sizes = [...document.querySelectorAll('.node text')].map(
+             (text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a);
+           const nodes = [...document.querySelectorAll('.node rect')].map((rect, i) => [...box(rect), sizes[i]]);
+           return [box(document.querySelector('#graph-sides .graph svg')), nodes];"""
+    )
+    for i, (left, top, right, bottom, size) in enumerate(boxes):
+        assert size >= 10
+        assert left >= frame[0] - 1
+        assert right <= frame[2] + 1
+        assert not any(left < r and x < right and top < b and y < bottom for x, y, r, b, _ in boxes[:i])
+    assert page.driver.get_log("browser") == []
 
 
 def test_a_prompt_with_its_answers_and_their_probabilities(fresh: Page) -> None:
