@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bench.measurements import AS_JSON, QUICK, Measurement, arguments, quick, read_output
 
-_HELPERS = ("large_models", "measurements", "memory_watch", "tables", "timing")
+_HELPERS = ("large_models", "measurements", "memory_watch", "sparsify_memory", "tables", "timing")
 _MODULES = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
 NAMES = [name for name in _MODULES if name not in _HELPERS and not name.startswith("__")]
 ONLY_BY_NAME = ("large",)  # it writes 40 GB of weights

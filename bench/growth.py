@@ -31,7 +31,8 @@ from gatelens.model.anatomy import describe
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
 from gatelens.sparse.gated_attention import gated_attention
-from gatelens.tasks.base import CircuitTask, Example, ResponseTask, from_tokens
+from gatelens.tasks.base import CircuitTask, Example, ResponseTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench"

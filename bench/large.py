@@ -25,13 +25,13 @@ import gatelens
 from bench.large_models import SHAPES, model_folder
 from bench.measurements import arguments, quick
 from bench.memory_watch import Used, watched
+from bench.sparsify_memory import step_gb
 from bench.tables import markdown, processor, write_table
 from gatelens.gates import EDGES, HEADS
 from gatelens.gates.fitting import loss_and_gradient
 from gatelens.gates.heads import HeadScores
-from gatelens.gates.responses import check_responses
+from gatelens.gates.response_checks import check_responses
 from gatelens.gates.runs import run_numbers
-from gatelens.jobs.sparsify_memory import step_gb
 from gatelens.measures.top_k import Circuits, circuit_numbers
 from gatelens.methods.attribution import attribute_edges
 from gatelens.methods.head_gating import HeadGatingSettings, nll_objective
@@ -44,7 +44,8 @@ from gatelens.sparse.sparsify import SparsifySettings
 from gatelens.sparse.sparsify._sequences import TrainingSequences
 from gatelens.sparse.sparsify._student import Student
 from gatelens.sparse.sparsify._training import Training
-from gatelens.tasks.base import CircuitTask, Example, ResponseTask, from_tokens
+from gatelens.tasks.base import CircuitTask, Example, ResponseTask
+from gatelens.tasks.build import from_tokens
 from gatelens.tasks.tokens import Pair, PairTokens
 
 HOME = Path(os.environ.get("GATELENS_BENCH", Path.home() / ".cache" / "gatelens" / "bench"))

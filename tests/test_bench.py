@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_every_benchmark_is_in_the_table() -> None:
     assert {"heads", "circuits", "gated_attention", "head_gating", "sparsify", "peers", "growth"} <= set(NAMES)
     assert not {"measurements", "timing", "tables", "__init__", "__main__"} & set(NAMES)
     assert set(ONLY_BY_NAME) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_can_be_imported(name: str) -> None:
+    """Also those that nobody runs every day: what they import has not moved."""
+    assert callable(import_module(f"bench.{name}").main)
 
 
 def test_a_wrong_name_gives_one_sentence() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from families import tiny
 
-from gatelens.jobs.sparsify_memory import step_gb, trained_numbers
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.sparsify_memory import step_gb, trained_numbers
 from gatelens.sparse.sparsify import SparsifySettings
 from gatelens.sparse.sparsify._student import Student
 
