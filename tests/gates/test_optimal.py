@@ -21,9 +21,11 @@ from gatelens.gates.edges import Edges
 from gatelens.gates.head_runs import run_heads
 from gatelens.gates.heads import Heads
 from gatelens.gates.runs import capture
+from gatelens.measures.top_k import Circuits
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.files import read_tensors
+from gatelens.runtime.processes import Processes
 from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import hold_out
 
@@ -109,6 +111,20 @@ def test_a_killed_fit_resumes_with_the_same_numbers(
     resumed = fit(Context.in_folder(tmp_path))
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("source_level", [HEADS, EDGES], ids=["heads", "edges"])
+def test_two_processes_fit_the_constants_of_one(source_level: Heads | Edges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts of an update do not depend on how many processes share the other work."""
+    monkeypatch.setattr(optimal, "UPDATES", 4)
+    model, task, two = tiny("llama", num_hidden_layers=2), random_task(n=6), Processes(torch.device("cpu"))
+    two.count = 2
+    fits = []
+    for processes in (None, two):
+        circuits = Circuits(source_level, model, task, [], "optimal", Context(processes=processes))
+        assert len(circuits.batches) == (1 if processes is None else 2)
+        fits.append(source_level.constant_tensors(circuits.constants()))
+    assert all(torch.equal(fits[1][name], values) for name, values in fits[0].items())
 
 
 def test_constants_are_fitted_once_and_saved_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

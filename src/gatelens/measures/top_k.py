@@ -86,10 +86,10 @@ class Circuits:
     @cached_property
     def batches(self) -> list[Bucket]:
         """The task's prompts in batches that fit into memory."""
-        return self._batches_of(self.task)
+        return self._batches_of(self.task, self.context)
 
-    def _batches_of(self, task: CircuitTask) -> list[Bucket]:
-        return batches(task, partial(circuit_numbers, self.level, self.model), self.context)
+    def _batches_of(self, task: CircuitTask, context: Context) -> list[Bucket]:
+        return batches(task, partial(circuit_numbers, self.level, self.model), context)
 
     def constants(self) -> Any:
         """What closed gates read in every prompt, if the source is a mean or an optimal constant.
@@ -98,8 +98,11 @@ class Circuits:
         """
         if not self._constants:
             if self.source == "optimal":
-                prompts = self._batches_of(self.fitted_on or self.task)
-                constants = self.level.optimal(self.model, prompts, self.context.alone().part("constants"))
+                alone = (
+                    self.context.alone()
+                )  # every process fits them, on batches that do not depend on how many there are
+                prompts = self._batches_of(self.fitted_on or self.task, alone)
+                constants = self.level.optimal(self.model, prompts, alone.part("constants"))
             else:
                 constants = self.level.mean(self.model, [bucket.corrupt for bucket in self.batches])
             self._constants.append(constants)
