@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from toys import planted, planted_task
 
-from gatelens import explained_effect
+from gatelens import Context, explained_effect
 from gatelens.gates.attention import AttentionScores
 from gatelens.gates.edges import EdgeScores
 from gatelens.gates.heads import HeadScores
@@ -23,6 +25,15 @@ def test_the_complement_of_the_planted_circuit_does_nothing() -> None:
     assert complement_effect(circuits, curve, 5) == pytest.approx(0, abs=0.02)
     assert complement_effect(circuits, curve, 0) == pytest.approx(1, abs=1e-4)
     assert complement_effect(circuits, curve, curve.total) == pytest.approx(0, abs=1e-4)
+
+
+def test_complements_of_several_sizes_do_not_meet_in_a_folder(tmp_path: Path) -> None:
+    model, task = planted(), planted_task()
+    scores = attribute_edges(model, task, steps=8)
+    curve, circuits = explained_effect(model, task, scores), Circuits.of(model, task, scores)
+    saved = Circuits.of(model, task, scores, context=Context.in_folder(tmp_path))
+    for k in (0, 5, curve.total):
+        assert complement_effect(saved, curve, k) == complement_effect(circuits, curve, k)
 
 
 class TestOverlap:

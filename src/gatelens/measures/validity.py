@@ -52,7 +52,7 @@ def jaccard(a: Shaped[Tensor, " member"], b: Shaped[Tensor, " member"]) -> float
 def complement_effect(circuits: Circuits, curve: Curve, k: int, *, context: Context | None = None) -> float:
     """The explained effect of everything but the top k, in units of a curve of the same circuits."""
     complement = partial(circuits.metric, ks=[k], complement=True)
-    [metrics] = circuits.measure("all but the circuit", [("complement", complement)], context)
+    [metrics] = circuits.measure("all but the circuit", [(f"complement-{k}", complement)], context)
     none, everything = curve.none[0].mean(), curve.everything[0].mean()
     return float((metrics.mean() - none) / (everything - none))
 
