@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from gatelens.errors import GatelensError
-from gatelens.runtime.files import read_numbers, read_tensors, replace_file, write_folder, write_json, write_tensors
+from gatelens.runtime.files import (
+    read_numbers,
+    read_tensors,
+    replace_file,
+    write_csv,
+    write_folder,
+    write_json,
+    write_tensors,
+)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -66,6 +74,13 @@ def test_a_log_is_read_without_its_incomplete_line(tmp_path: Path) -> None:
     path.write_text("step,loss\n1,many\n")
     with pytest.raises(GatelensError, match=r"cannot read .*log\.csv .*'many'"):
         read_numbers(path)
+
+
+def test_a_file_in_a_folder_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    """The disk is not full, so no space is asked for."""
+    with pytest.raises(GatelensError, match=r"The folder does not exist, or was removed in the meantime") as caught:
+        write_csv(tmp_path / "missing" / "table.csv", ["a"], [])
+    assert "disk space" not in str(caught.value)
 
 
 class TestWriteFolder:

@@ -9,6 +9,8 @@ import torch
 from accelerate import PartialState
 
 from gatelens import GatelensError
+from gatelens.runtime.context import Context
+from gatelens.runtime.journal import Journal
 from gatelens.runtime.processes import Processes, default_device
 from gatelens.runtime.rank import is_main
 
@@ -30,6 +32,15 @@ def test_a_process_that_is_alone_has_all_rows() -> None:
     with alone.main_first():
         alone.wait()
     assert is_main()
+
+
+def test_a_process_that_is_alone_reports_each_piece_once() -> None:
+    reported: list[tuple[str, int, int]] = []
+    journal = Journal(progress=lambda *progress: reported.append(progress))
+    context = Context(journal=journal, processes=Processes(torch.device("cpu")))
+    context.begin("work", 2)
+    context.pieces([("a", lambda: torch.ones(1)), ("b", lambda: torch.ones(1))])
+    assert reported == [("work", 0, 2), ("work", 1, 2), ("work", 2, 2)]
 
 
 def test_rows_that_are_not_the_share_are_not_gathered() -> None:

@@ -119,7 +119,7 @@ class Context:
             named: the name of each piece, and how it is computed.
             shape: if given, a saved piece of another shape is computed again.
         """
-        if self.processes is None:
+        if self.processes is None or self.n_processes == 1:
             return [self.journal.piece(name, compute, shape) for name, compute in named]
         before, own = self.journal.done, []
         for number in self.processes.share(len(named)):
