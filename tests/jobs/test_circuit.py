@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from commands import kill
-from families import wrap
+from families import tiny, wrap
 from pieces import finish_in_pieces
 from safetensors.torch import load_file
+from toys import random_task
 
 import gatelens
 from gatelens import CircuitResult, CircuitSettings, GatelensError, Model, find_circuit
+from gatelens.errors import GatelensWarning
 from gatelens.gates.scores import Ranking, Scores
 from gatelens.jobs.circuit import memory_estimate
 from gatelens.measures.circuit_result import load_circuit
@@ -236,3 +238,9 @@ def test_a_response_task_is_refused(trained: Model, tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match="use `gatelens gate` for it"):
         find_circuit(trained, "aba-abb", small(), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_warnings_point_to_the_caller(tmp_path: Path) -> None:
+    with pytest.warns(GatelensWarning) as caught:
+        find_circuit(tiny("llama"), random_task(n=3, lengths=(4,)), small(method="eap", sample=0), out=tmp_path / "run")
+    assert {warning.filename for warning in caught} == {__file__}
