@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -39,18 +40,24 @@ def stopping_in(phase: str) -> Iterator[None]:
         Journal.reach = reach  # type: ignore[method-assign]
 
 
+def find(folder: Path, model: str) -> None:
+    """Find the circuit, or resume the run in the folder."""
+    sizes = ["--n", str(N), "--sample", str(SAMPLE), "--points", str(POINTS), "--level", "edges", "--allow-noise"]
+    command = ["circuit", model, "ioi", "--out", str(folder), "--stability", "1", "--tests", *sizes]
+    make_app("circuit")(args=command, standalone_mode=False)
+
+
 def main(out: Path, model: str) -> None:
     processes = Processes(torch.device("cpu"))
-    sizes = ["--n", str(N), "--sample", str(SAMPLE), "--points", str(POINTS), "--level", "edges", "--allow-noise"]
-    command = ["circuit", model, "ioi", "--out", str(out / "run"), "--stability", "1", "--tests", *sizes]
     with suppress(Stop), stopping_in("edges kept"):
-        make_app("circuit")(args=command, standalone_mode=False)
+        find(out / "run", model)
     processes.wait()
     if processes.index == 0:
         pieces = (out / "run" / "pieces").rglob("*.safetensors")
         (out / "stopped.json").write_text(json.dumps(sorted(path.name for path in pieces)))
+        shutil.copytree(out / "run", out / "for-one")
     processes.wait()
-    make_app("circuit")(args=command, standalone_mode=False)
+    find(out / "run", model)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from circuit_run import POINTS, SAMPLE, N
+from circuit_run import POINTS, SAMPLE, N, find
 
 from gatelens import CircuitSettings, Model, find_circuit
 from gatelens.measures.circuit_result import CircuitResult, load_circuit
@@ -47,8 +47,13 @@ def test_both_saved_pieces_before_they_were_stopped(two: tuple[Path, str]) -> No
     assert {Path(name).stem.split("-")[-1] for name in pieces if name.startswith("curve-")} == {"0", "1"}
 
 
-def test_resumed_they_find_what_one_finds(two: tuple[Path, str], alone: CircuitResult) -> None:
-    found = load_circuit(two[0] / "run", scores=True)
+@pytest.mark.parametrize("folder", ["run", "for-one"])
+def test_resumed_they_find_what_one_finds(folder: str, two: tuple[Path, str], alone: CircuitResult) -> None:
+    """Resumed by both, or by one process alone, which begins again."""
+    if folder == "for-one":
+        assert any((two[0] / folder / "pieces").rglob("*.safetensors"))
+        find(two[0] / folder, str(TRAINED))
+    found = load_circuit(two[0] / folder, scores=True)
     for ours, theirs in zip(found.scores, alone.scores, strict=True):
         torch.testing.assert_close(ours.scores, theirs.scores, atol=1e-5, rtol=1e-4)
     assert found.curve.asked == alone.curve.asked
