@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_parts_make_the_whole(place: Path, no_report: list[list[str]]) -> None:
     assert numbers(place / "parts") == numbers(place / "whole")
     assert second.comparisons == whole.comparisons  # with the dense cells of the first command
     assert (second.done, second.failed, second.waiting) == (4, 0, 0)
+
+
+def test_published_cells_stay_in_the_summary(place: Path) -> None:
+    """Published results have no states of cells. A command for one model keeps the others in the tables."""
+    file = write_study(place, gate=True)
+    go(file, place / "out")
+    before = json.loads((place / "out" / "summary.json").read_text())
+    shutil.rmtree(place / "out" / "state")
+    summary = run_study(read_study(file), place / "out", only=["model=dense", "level=heads"])
+    assert (summary.done, summary.waiting) == (3, 0)
+    assert json.loads((place / "out" / "summary.json").read_text()) == before
+    (place / "out" / "cells" / "heads-induction-sparse" / "result.json").write_text("{")
+    shutil.rmtree(place / "out" / "state")
+    summary = run_study(read_study(file), place / "out", only=["model=dense"])
+    assert summary.outcomes["heads-induction-sparse"].status == "waiting"
 
 
 def test_what_other_processes_write_stays(place: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from gatelens.measures.counts import CountColumns
 from gatelens.measures.head_table import HEADS_FILE
 from gatelens.runtime.files import make_folder, write_json, writing
 from gatelens.runtime.records import SCHEMA_VERSION, Record, read_record
-from gatelens.runtime.run_folder import RESULT, is_marked
+from gatelens.runtime.run_folder import RESULT, is_finished, is_marked
 
 Status = Literal["waiting", "running", "done", "failed"]
 
@@ -118,16 +119,21 @@ class StudyFolder:
         return (
             outcome.status == "done"
             and outcome.fingerprint == cell.fingerprint()
-            and (self.run_folder(cell) / RESULT).exists()
+            and is_finished(self.run_folder(cell))
         )
 
     def others(self, cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """These outcomes, and those of the other cells. A cell that nobody ran here and that is not done waits."""
+        """These outcomes, and those of the other cells: each of them is done, or waits."""
         return {cell.name: outcomes.get(cell.name) or self._done_or_waiting(cell) for cell in cells}
 
     def _done_or_waiting(self, cell: Cell) -> Outcome:
-        before = self.outcome(cell)
-        return before if self.is_done(cell, before) else Outcome.new(cell.name)
+        before, run = self.outcome(cell), self.run_folder(cell)
+        if self.is_done(cell, before):
+            return before
+        if not before.fingerprint and is_finished(run):  # results that were published, without the states of the cells
+            with suppress(GatelensError):  # damaged: the cell is run again when it is asked for
+                return Outcome.new(cell.name, "done", **cell.job.read(run).columns())
+        return Outcome.new(cell.name)
 
     def set_aside(self, cell: Cell, outcome: Outcome) -> None:
         """Move the run of another fingerprint to ``outdated/``, so that the cell can be run again."""

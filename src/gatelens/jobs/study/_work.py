@@ -20,7 +20,6 @@ from gatelens.jobs.study.models import ModelSpec
 from gatelens.model import Model
 from gatelens.runtime.files import is_about_files
 from gatelens.runtime.journal import Progress
-from gatelens.sparse.in_model import is_sparse
 
 OpenModel = Callable[[ModelSpec], Model]
 # torch's allocator for the CPU, and cuBLAS, raise a RuntimeError without a type of its own.
@@ -128,8 +127,7 @@ def _run_job(cell: Cell, model: Model, folder: Path, progress: Progress | None) 
         dense=cell.model.dense,
         progress=progress,
     )
-    found = {"shown": finding.shown, "total": finding.total, "seconds": finding.seconds}
-    return {"status": "done", "sparse": is_sparse(model.hf), **dict(finding.count), **dict(finding.areas), **found}
+    return {"status": "done", **finding.columns()}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from gatelens.measures.areas import AreaColumns, area_columns
 from gatelens.measures.circuit_result import CircuitResult, load_circuit, record_dense
 from gatelens.measures.circuit_settings import CircuitSettings
 from gatelens.measures.counts import CountColumns
-from gatelens.measures.roles_result import RolesSettings
+from gatelens.measures.roles_result import RolesResult, RolesSettings, load_roles
 from gatelens.model import Model
 from gatelens.model.graph import Graph
 from gatelens.runtime.journal import Progress
@@ -37,6 +37,7 @@ class Finding:
         shown: the count as it is printed, with its interval and the number of prompts.
         total: number of gates.
         seconds: how long the run took.
+        sparse: whether the model's attention is gated.
         areas: CPR and CMD of a circuit.
     """
 
@@ -44,7 +45,13 @@ class Finding:
     shown: str
     total: int
     seconds: float
+    sparse: bool
     areas: AreaColumns = field(default_factory=AreaColumns)
+
+    def columns(self) -> dict[str, Any]:
+        """The same as fields of the state of a cell."""
+        own = {"shown": self.shown, "total": self.total, "seconds": self.seconds, "sparse": self.sparse}
+        return {**dict(self.count), **dict(self.areas), **own}
 
 
 class RunJob(Protocol):
@@ -73,6 +80,7 @@ class Job:
         task_kinds: the kinds of tasks that it accepts.
         level: called as level(settings); the beginning of the names of its cells.
         run: runs it, and returns what the study records.
+        read: called as read(folder); what the study records of a run that is finished.
         forwards: called as forwards(settings, graph, length); its cost in forward passes of one prompt.
         priority: called as priority(settings). Of the cells of one model, those of a higher priority run first.
         memory: called as memory(model, settings); GB of the weights and GB of runs.
@@ -87,6 +95,7 @@ class Job:
     task_kinds: tuple[str, ...]
     level: Callable[[Any], str]
     run: RunJob
+    read: Callable[[Path], Finding]
     forwards: Callable[[Any, Graph, int], float]
     priority: Callable[[Any], float]
     memory: Callable[[Model, Any], tuple[float, float]]
@@ -109,9 +118,15 @@ def _run_circuit(
     dense: str | None,
     progress: Progress | None,
 ) -> Finding:
-    result = find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
+    return _circuit_finding(
+        find_circuit(model, task, settings, out=out, options=options, dense=dense, progress=progress)
+    )
+
+
+def _circuit_finding(result: CircuitResult) -> Finding:
     areas = area_columns(result.curve.cpr, result.curve.cmd)
-    return Finding(result.count.columns(), str(result.count), result.curve.total, result.seconds, areas)
+    count = result.count
+    return Finding(count.columns(), str(count), result.curve.total, result.seconds, result.sparse, areas)
 
 
 def _load_circuit(folder: Path, dense: str | None) -> CircuitResult:
@@ -136,13 +151,17 @@ def _run_roles(
     dense: str | None,
     progress: Progress | None,
 ) -> Finding:
-    result = find_roles(model, task, settings, out=out, options=options, progress=progress)
+    return _roles_finding(find_roles(model, task, settings, out=out, options=options, progress=progress))
+
+
+def _roles_finding(result: RolesResult) -> Finding:
     n_heads = result.roles.gates[0].numel()
     facilitating = round(result.roles.summary()["facilitation"]["all seeds"] * n_heads)
     seeds = len(result.roles.gates)
     shown = f"{facilitating} in all {seeds} seeds" if seeds > 1 else f"{facilitating} in 1 seed"
-    columns = CountColumns(count=facilitating, prompts=settings.n, seeds=seeds)
-    return Finding(columns, f"{shown} ({settings.n} examples)", n_heads, result.seconds)
+    n = result.settings.n
+    columns = CountColumns(count=facilitating, prompts=n, seeds=seeds)
+    return Finding(columns, f"{shown} ({n} examples)", n_heads, result.seconds, result.sparse)
 
 
 def _roles_memory(model: Model, settings: RolesSettings) -> tuple[float, float]:
@@ -162,6 +181,7 @@ JOBS: dict[str, Job] = {
         task_kinds=("circuit",),
         level=lambda settings: str(settings.level),
         run=_run_circuit,
+        read=lambda folder: _circuit_finding(load_circuit(folder)),
         forwards=circuit_forwards,
         priority=lambda settings: 0.0,
         memory=memory_estimate,
@@ -176,6 +196,7 @@ JOBS: dict[str, Job] = {
         task_kinds=("circuit", "response"),
         level=lambda settings: "roles",
         run=_run_roles,
+        read=lambda folder: _roles_finding(load_roles(folder)),
         forwards=lambda settings, graph, length: roles_forwards(settings),
         priority=roles_forwards,
         memory=_roles_memory,
