@@ -30,7 +30,7 @@ def test_a_split_is_streamed(folder: Path) -> None:
     for split in ("train", "test"):
         right = [json.loads(line)["text"] for line in (folder / "words" / f"{split}.jsonl").read_text().splitlines()]
         assert list(documents(f"words:default:{split}")) == right
-    with pytest.raises(GatelensError, match="the hub has no such data set"):
+    with pytest.raises(GatelensError, match="no data set of this name"):
         list(documents("words:default:validation"))
     (folder / "words" / "train.jsonl").write_text('{"words": "t3"}\n')
     (folder / "words" / "test.jsonl").unlink()

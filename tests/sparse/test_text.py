@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from families import tokenizer
+from huggingface_hub import HfApi
 
 from gatelens.errors import GatelensError
 from gatelens.sparse import text
+from gatelens.sparse.mixture import check_texts
 from gatelens.sparse.text import documents, keep_apart, sequences
 
 WORDS = [f"t{i}" for i in range(3, 33)]
@@ -81,6 +83,7 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     module.__spec__ = importlib.util.spec_from_loader("datasets", None)
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_: None)
     assert sequences(tokenizer(), "wikitext:wikitext-2-raw-v1:test", 4, n_sequences=2).tolist() == [
         [3, 2, 4, 2],
         [5, 2, 6, 2],
@@ -92,6 +95,21 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     module.load_dataset = lambda *_, **__: [{"text": "t3"}, {"text": None}]  # type: ignore[attr-defined]
     with pytest.raises(GatelensError, match="record 2 of the data set someone/data has no field 'text' with a string"):
         list(documents("someone/data"))
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: HfApi, address: str) -> None:
+        raise ConnectionError(f"no answer for {address}")
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = lambda *_, **__: pytest.fail("the data set was streamed")  # type: ignore[attr-defined]
+    module.__spec__ = importlib.util.spec_from_loader("datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(HfApi, "dataset_info", refuse)
+    with pytest.raises(GatelensError, match=r"no file or folder missing, and .* \(no answer for missing\)"):
+        next(documents("missing"))
+    with pytest.raises(GatelensError, match=r"no answer for missing"):
+        check_texts(["missing"])
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,14 @@ def sparsify(
     from gatelens.report.run_figures import draw_run
     from gatelens.runtime.checkpoints import Checkpoints
     from gatelens.runtime.rank import is_main
+    from gatelens.sparse.mixture import check_texts
     from gatelens.sparse.sparsify import sparsify as run
 
     if track not in (None, *TRACKERS):
         raise GatelensError(unknown_name("tracker", track, TRACKERS))
     if load.device_map is not None:
         raise GatelensError("sparsify has no --device-map: use `accelerate launch` to spread a model over devices.")
+    check_texts([*text, *(held_out or ())])
     dense = load(model)
     if is_main():
         done = max(Checkpoints(out / "checkpoints").steps(), default=0)
@@ -93,10 +95,12 @@ def evaluate(
     from gatelens.cli.tables import judgement_tables
     from gatelens.jobs.evaluation import evaluate_cost
     from gatelens.runtime.files import write_json
+    from gatelens.sparse.mixture import check_texts
     from gatelens.sparse.sparsify import evaluate as judge
 
     if out is not None and not out.absolute().parent.is_dir():
         raise GatelensError(f"there is no folder {out.parent} for {out.name}: create it, or give another --out.")
+    check_texts(text)
     sparse_model = load(model)
     dense_model = _dense_of(model, load) if dense is None else load.replace(bias=None)(dense)
     judged = judge(

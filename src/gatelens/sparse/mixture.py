@@ -36,7 +36,7 @@ from torch import Tensor
 from gatelens.errors import GatelensError
 from gatelens.model.first_token import begin, first_tokens
 from gatelens.runtime.settings import Settings, explain
-from gatelens.sparse.text import JSON_LINES, TextSource, cut, files, read_tokens
+from gatelens.sparse.text import JSON_LINES, TextSource, check_source, cut, files, read_tokens
 
 
 class Text(Settings):
@@ -112,6 +112,13 @@ def texts_of(text: TextSource | Text | Sequence[TextSource | Text]) -> list[Text
         else:
             texts.append(Text(name=Path(each).stem or str(each), sources=(str(each),)))
     return texts
+
+
+def check_texts(texts: Sequence[TextSource]) -> None:
+    """Raise an error if a text, or a source of a mixture, does not exist. Nothing is read but mixture files."""
+    for text in texts_of(texts):
+        for source in text.sources:
+            check_source(source)
 
 
 def read_mixture(path: Path) -> list[Text]:

@@ -161,12 +161,14 @@ def _document(record: Any, place: str) -> str:
     return text
 
 
+def check_source(source: TextSource) -> None:
+    """Raise an error if there is no such text. Nothing is read, and a data set is looked up on the hub."""
+    if files(source) is None:
+        _check_data_set(str(source))
+
+
 def _hub_documents(name: str) -> Iterator[str]:
-    if importlib.util.find_spec("datasets") is None:
-        raise GatelensError(
-            f"there is no file or folder {name}; to stream it as a hub data set, run "
-            "`pip install 'gatelens[datasets]'`."
-        )
+    _check_data_set(name)
     from datasets import load_dataset
 
     address, config, split = _address(name)
@@ -176,10 +178,32 @@ def _hub_documents(name: str) -> Iterator[str]:
     except GatelensError:
         raise
     except Exception as error:  # the hub and the readers of its formats raise errors of many types
-        reason = " ".join(str(error).split())[:200]
+        raise _no_data_set(name, error) from error
+
+
+def _check_data_set(name: str) -> None:
+    """Raise an error if there is no such data set: at once, where streaming it would try for a minute."""
+    if importlib.util.find_spec("datasets") is None:
         raise GatelensError(
-            f"there is no file or folder {name}, and the hub has no such data set ({reason}): check the name."
-        ) from error
+            f"there is no file or folder {name}; to stream it as a hub data set, run "
+            "`pip install 'gatelens[datasets]'`."
+        )
+    from huggingface_hub import HfApi
+
+    address = _address(name)[0]
+    if not Path(address).exists():  # a folder of this name is opened by the package datasets
+        try:
+            HfApi().dataset_info(address)
+        except Exception as error:  # errors of the network have many types
+            raise _no_data_set(name, error) from error
+
+
+def _no_data_set(name: str, error: Exception) -> GatelensError:
+    reason = " ".join(str(error).split())[:200]
+    return GatelensError(
+        f"there is no file or folder {name}, and no data set of this name could be read from the hub ({reason}): "
+        "check the name and the network."
+    )
 
 
 def _address(name: str) -> tuple[str, str, str]:
