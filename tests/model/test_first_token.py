@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from gatelens.errors import GatelensWarning
 from gatelens.loading import _checks
 from gatelens.loading._checks import check_model
 from gatelens.model.first_token import adding_first_token, begin, first_tokens
+from gatelens.runtime.journal import Journal
+from gatelens.sparse.sparsify import _own_text
 from gatelens.sparse.text import sequences
 from gatelens.tasks.tokens import Pair, encode, tokenise
 
@@ -68,6 +71,24 @@ def test_a_document_that_has_the_token_gets_no_second_one(tmp_path: Path) -> Non
     path.write_text("<s> t3 t4 t5")
     assert sequences(with_template("<s> $A"), path, 5).tolist() == [[1, 3, 4, 5, 2]]
     assert begin([3], []) == [3]
+
+
+@pytest.mark.parametrize("template", ["$A", "<s> $A", "</s> <s> $A"])
+def test_text_that_the_model_writes_begins_with_the_first_token_once(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all three kinds of pieces: from a token of the vocabulary, from tokens of the text, and from a chat."""
+    model = replace(tiny("llama"), tokenizer=with_template(template))
+    first = first_tokens(model.tokenizer)
+    text = torch.tensor([*first, 3, 4, *first, 5, 6])
+    monkeypatch.setattr(_own_text, "_chat_opening", lambda tokenizer: [7, 8])
+    written = _own_text.write_text(model, text, 3 * _own_text.PIECE, len(first) + 4, 0, Journal())
+    begins, follows = written[:, : len(first)], written[:, len(first) :]
+    assert begins.tolist() == [first] * len(written)
+    one, from_text, chat = follows.split(_own_text.PIECE)
+    assert not {*one[:, 0].tolist()} & {0, FIRST, END}
+    assert {*from_text[:, 0].tolist()} <= {3, 4, 5, 6}
+    assert chat[:, :2].tolist() == [[7, 8]] * _own_text.PIECE
 
 
 @pytest.mark.parametrize(("asked", "adds"), [(None, []), (False, []), (True, [FIRST])])

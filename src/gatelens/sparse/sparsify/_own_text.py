@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gatelens.model import Model
+from gatelens.model.first_token import begin, first_tokens
 from gatelens.runtime.journal import Journal
 
 PIECE = 32  # sequences that are written together
@@ -23,8 +24,9 @@ def write_text(
     """Sample sequences from the model at temperature 1.
 
     Openings are, in turn, one token of the vocabulary, one to eight tokens from anywhere in the text and, for a model
-    with a chat template, the beginning of a chat up to the first words of the user. Cost: about as many forward passes
-    of one token as there are tokens. The journal keeps each piece of 32 sequences.
+    with a chat template, the beginning of a chat up to the first words of the user. Every sequence begins with the
+    first token of the model, if it has one. Cost: about as many forward passes of one token as there are tokens. The
+    journal keeps each piece of 32 sequences.
 
     Arguments:
         text: where openings are taken from.
@@ -44,6 +46,7 @@ def write_text(
 
 def _openings(model: Model, text: Tensor, chat: list[int], number: int, generator: torch.Generator) -> Tensor:
     """(PIECE, token): all of the same kind, so that none is padded."""
+    first = torch.tensor(first_tokens(model.tokenizer), dtype=torch.long)
     kinds = 3 if chat else 2
     kind = number % kinds
     if kind == 0:
@@ -51,13 +54,15 @@ def _openings(model: Model, text: Tensor, chat: list[int], number: int, generato
         # Some models have more embeddings than their tokenizer has tokens.
         known = min(model.hf.config.vocab_size, len(model.tokenizer))
         ordinary = torch.tensor([i for i in range(known) if i not in special])
-        return ordinary[torch.randint(len(ordinary), (PIECE, 1), generator=generator)]
-    if kind == 1:
-        tokens = text.flatten()
+        chosen = ordinary[torch.randint(len(ordinary), (PIECE, 1), generator=generator)]
+    elif kind == 1:
+        tokens = text[~torch.isin(text, first)]
         width = min(len(tokens), 1 + number // kinds % LONGEST_OPENING)
         starts = torch.randint(len(tokens) - width + 1, (PIECE, 1), generator=generator)
-        return tokens[starts + torch.arange(width)]
-    return torch.tensor(chat).expand(PIECE, -1)
+        chosen = tokens[starts + torch.arange(width)]
+    else:
+        return torch.tensor(begin(chat, first.tolist())).expand(PIECE, -1)
+    return torch.cat([first.expand(PIECE, -1), chosen], 1)
 
 
 def _chat_opening(tokenizer: Any) -> list[int]:
