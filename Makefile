@@ -35,7 +35,7 @@ dist: $(VENV)/.ready
 	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')"
 
-# The wheel in an environment of its own, away from the repository: the demo must run there.
+# Wheel and source distribution in an environment of its own, away from the repository: the demo must run there.
 test-wheel: dist
 	PYTHON=$(PYTHON) sh tests/wheel.sh
 

@@ -47,6 +47,20 @@ def test_both_papers_are_cited_with_their_numbers(citation: Any) -> None:
     assert numbers == {"arXiv:2512.05865", "arXiv:2505.13737"}
 
 
+def test_the_hosted_tests_run_the_commands_of_the_repository() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert steps == ["bash .ci/run", "make test-wheel", "make test-versions"]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    own = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    asked = {line.removeprefix("make ") for line in (*steps, *own) if line.startswith("make ")}
+    assert asked == {"test", "test-slow", "test-wheel", "test-versions"}
+    assert asked <= targets
+    pythons = {line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    assert set(workflow["jobs"]["test"]["strategy"]["matrix"]["python"]) == pythons
+
+
 def test_the_readme_is_short_and_its_tree_is_the_real_one() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 130

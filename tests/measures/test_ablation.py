@@ -24,7 +24,7 @@ from gatelens.measures.mediation import compare_runs, compare_with_patching
 from gatelens.measures.roles_result import RolesSettings
 from gatelens.methods.contrast import ContrastSettings, fit_contrast
 from gatelens.model.components import Head
-from gatelens.runtime.files import read_json, write_json
+from gatelens.runtime.files import read_json, read_tensors, write_json, write_tensors
 from gatelens.tasks.base import Example, ResponseTask
 from gatelens.tasks.batches import split
 
@@ -233,6 +233,20 @@ def test_a_contrast_of_version_0_1_still_opens(trained: Model, tmp_path: Path) -
         result.contrast.lose_open,
     )
     assert torch.equal(again.contrast.gates, result.contrast.gates)
+    assert again.contrast.accuracy is not None
+    assert result.contrast.accuracy is not None
+    assert torch.equal(again.contrast.accuracy.keep, result.contrast.accuracy.keep)
+    assert torch.equal(again.contrast.accuracy.lose, result.contrast.accuracy.lose)
+
+
+def test_a_contrast_without_accuracy_opens(trained: Model, tmp_path: Path) -> None:
+    """Version 0.1 did not measure it."""
+    find_contrast(trained, "syntax", "induction", TwoTaskSettings(n=4, seeds=1, updates=1), out=tmp_path)
+    write_json(tmp_path / "result.json", {**read_json(tmp_path / "result.json"), "accuracy": {}})
+    tensors = read_tensors(tmp_path / "contrast.safetensors")
+    names = [name for name in tensors if not name.startswith("accuracy.")]
+    write_tensors(tmp_path / "contrast.safetensors", {name: tensors[name] for name in names})
+    assert load_contrast(tmp_path).contrast.accuracy is None
 
 
 def test_a_task_cannot_be_kept_and_lost_at_once(trained: Model, tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ class TestRefinement:
         kept, ends = torch.tensor([0.0, 8, 64]), (metrics[:, 0], metrics[:, -1])
         assert refinement(Curve("edges", 64, [0, 8, 64], kept, metrics, *ends), 0.9, 0.05, most=2) == [16, 32]
 
+    def test_with_few_circuits_left_the_span_of_the_interval_gets_none(self) -> None:
+        """Three circuits are less than the count still needs, so all of them are for the step before it."""
+        curve = stepped(EDGES.grid(50_000))
+        point = curve.point_at(0.9)
+        assert point is not None
+        more = refinement(curve, 0.9, 0.05, most=3)
+        assert len(more) == 2
+        assert all(curve.asked[point - 1] < k < curve.asked[point] for k in more)
+
     @pytest.mark.parametrize("total", [1, 2, 7])
     def test_few_gates(self, total: int) -> None:
         metrics = torch.tensor([0.0, 1.0])[None, :, None]

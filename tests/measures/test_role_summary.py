@@ -95,6 +95,13 @@ def test_equal_scores_have_no_correlation() -> None:
     assert summary.correlations[0].correlation is None
 
 
+def test_the_interval_of_a_perfect_correlation_is_a_point() -> None:
+    """Of scores whose correlation has no rounding error. Fisher's transformation of 1 is infinite."""
+    ours = [[0.25, 0.25, 0.5, 0.75, 0.75]]
+    first, *_ = summarise([result(ours), result(ours, task="math")]).correlations
+    assert (first.kind, first.correlation, first.low, first.high) == ("facilitation", 1.0, 1.0, 1.0)
+
+
 def test_heads_of_a_kind_in_two_models_are_counted() -> None:
     dense = result([[0.9, 0.9, 0.1, 0.1], [0.9, 0.1, 0.1, 0.1]])
     sparse = result([[0.9, 0.1, 0.9, 0.1], [0.1, 0.1, 0.9, 0.1]], model="sparse")
