@@ -22,7 +22,7 @@ import gatelens
 from gatelens import CircuitResult, CircuitSettings, GatelensError, Model, find_circuit
 from gatelens.errors import GatelensWarning
 from gatelens.gates.scores import Ranking, Scores
-from gatelens.jobs.circuit import memory_estimate
+from gatelens.jobs.circuit_memory import memory_estimate
 from gatelens.measures.circuit_result import load_circuit
 from gatelens.measures.describe import best_heads
 from gatelens.measures.exchange import read_graph

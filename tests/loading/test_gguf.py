@@ -60,6 +60,18 @@ def test_missing_tensor(tmp_path: Path, cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
+def test_more_blocks_in_the_header_than_weights(tmp_path: Path, cache: Path) -> None:
+    """transformers would make all blocks first, which takes a minute for tiny ones."""
+    made = tiny("llama")
+    made.hf.config.num_hidden_layers, right = 25_345, made.n_layers
+    try:
+        file = write_gguf(made, tmp_path / "mine.gguf")
+    finally:
+        made.hf.config.num_hidden_layers = right
+    assert f"counts 25,345 blocks in its header and has the weights of {right}: copy" in refusal(file)
+    assert list(cache.iterdir()) == []
+
+
 def test_a_file_of_another_kind(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "mine.gguf").write_text("not gguf" * 99)
     assert "cannot read" in refusal(tmp_path / "mine.gguf")

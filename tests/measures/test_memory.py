@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import gatelens
 from gatelens import GatelensError
-from gatelens.gates import LEVELS
+from gatelens.gates import ATTENTION, LEVELS
 from gatelens.jobs.circuit import find_circuit
 from gatelens.jobs.contrast import find_contrast
 from gatelens.jobs.relations import find_relations
@@ -156,6 +156,39 @@ def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(GatelensError, match=r"one prompt of 4,000 tokens at the level attention needs"):
         find_circuit(model, str(path), settings, out=out)
     assert not out.exists()
+
+
+def test_the_scores_of_all_prompts_count(model: Model, tmp_path: Path) -> None:
+    """Each prompt has its own attention edges, so their scores and rankings grow with the number of prompts."""
+    path, out = tmp_path / "mine.jsonl", tmp_path / "out"
+    words = " ".join(["t3"] * 63)
+    line = json.dumps({"clean": f"{words} t4", "corrupt": f"{words} t5", "answer": " t7", "wrong": " t8"})
+    path.write_text("\n".join([line] * 400))
+    settings = CircuitSettings(level="attention", method="eap", n=400, memory_gb=0.1)
+    says = "a job with 400 prompts, the longest of 64 tokens at the level attention, .* or fewer or shorter prompts"
+    with pytest.raises(GatelensError, match=says):
+        find_circuit(model, str(path), settings, out=out)
+    assert not out.exists()
+
+
+def test_attention_scores_and_rankings_hold_what_is_estimated() -> None:
+    """Of 16 prompts against 4, in batches of one prompt, so that nothing else grows."""
+    model, length = tiny("llama"), 16
+    tokens = prompts(rows=32, length=length).tolist()
+    pairs = [Pair("clean", "corrupt", ("right",), ("wrong",)) for _ in range(16)]
+    ids = [PairTokens(tokens[i], tokens[i + 16], [5], [6, 7]) for i in range(16)]
+    most: dict[int, int] = {}
+    for n in (4, 16):
+        task, context = from_tokens("random", 0, pairs[:n], ids[:n]), Context(1e-9)
+        with Held() as held:
+            scores = attribute(ATTENTION, model, task, context=context)
+            circuits = Circuits.of(model, task, scores, context=context)
+            shuffled = circuits.shuffled(0)
+            scores.compact()
+        assert len(circuits.orders) == len(shuffled.orders) == n
+        most[n] = held.most
+    one = (most[16] - most[4]) / 12
+    assert 0.4 * ATTENTION.held_numbers(model, length) < one < 1.2 * ATTENTION.held_numbers(model, length)
 
 
 class TestResponses:

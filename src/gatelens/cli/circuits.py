@@ -38,8 +38,9 @@ def circuit(
 
     from gatelens.cli.head_table import head_table
     from gatelens.cli.tables import Bars, circuit_table, stability_table, tests_tables
-    from gatelens.jobs.circuit import find_circuit, memory_estimate
+    from gatelens.jobs.circuit import find_circuit
     from gatelens.jobs.circuit_cost import circuit_cost
+    from gatelens.jobs.circuit_memory import memory_estimate
     from gatelens.loading import made_from
     from gatelens.runtime.rank import is_main
     from gatelens.runtime.run_folder import is_finished

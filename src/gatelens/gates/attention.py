@@ -188,8 +188,9 @@ class Attention(Level[AttentionScores]):
         return AttentionAttribution(model, batch, metric)
 
     def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> AttentionScores:
-        buckets = join(task, pieces)
-        scores, edges = [bucket[:, 0] for bucket in buckets], [bucket[:, 1].bool() for bucket in buckets]
+        # Joined one by one: a view of a piece with both would keep twice the memory.
+        scores = join(task, [piece[:, 0] for piece in pieces])
+        edges = join(task, [piece[:, 1].bool() for piece in pieces])
         return AttentionScores(scores, edges, method)
 
     def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> AttentionScores:
@@ -220,6 +221,11 @@ class Attention(Level[AttentionScores]):
 
     def attribute_numbers(self, model: Model, length: int) -> int:
         return gradient_numbers(model, length) + attention_numbers(model, length)
+
+    def held_numbers(self, model: Model, length: int) -> int:
+        # Scores, whether an edge exists, absolute scores, and the order of the edges and a random one (64 bits each, of
+        # the half of the pairs that is visible).
+        return 5 * model.n_layers * model.n_heads * length**2
 
     def rows_at_once(self, model: Model) -> int:
         return 8

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gatelens.gates.attention import AttentionEdgeScores, AttentionScores
@@ -39,11 +39,9 @@ class BestAttentionScores(AttentionEdgeScores):
         """The best of these edges, best first."""
         positions, best = [], []
         for all_scores, edges in zip(scores.scores, scores.edges, strict=True):
-            flat, exists = all_scores.flatten(1), edges.flatten(1)
-            order = flat.abs().where(exists, -1).sort(dim=1, descending=True, stable=True).indices[:, :most]
-            is_edge = exists.gather(1, order)
-            positions.append(order.where(is_edge, -1).int())
-            best.append(flat.gather(1, order).where(is_edge, 0))
+            chosen = [_best(*prompt, most) for prompt in zip(all_scores, edges, strict=True)]  # one prompt at a time
+            positions.append(torch.stack([order for order, _ in chosen]))
+            best.append(torch.stack([own for _, own in chosen]))
         shapes = [tuple(all_scores.shape[1:]) for all_scores in scores.scores]
         return cls(positions, best, shapes, scores.by_head(), scores.method)
 
@@ -84,6 +82,16 @@ class BestAttentionScores(AttentionEdgeScores):
     def by_head(self) -> Shaped[Tensor, "layer head"]:
         """The sum of the scores of all edges of a head, mean over prompts."""
         return self.head_sums
+
+
+def _best(
+    scores: Shaped[Tensor, "layer head query key"], edges: Bool[Tensor, "layer head query key"], most: int
+) -> tuple[Int[Tensor, " _best"], Shaped[Tensor, " _best"]]:
+    """The positions of the best edges of one prompt, best first, and their scores. The position -1 is no edge."""
+    flat, exists = scores.flatten(), edges.flatten()
+    order = flat.abs().where(exists, -1).sort(descending=True, stable=True).indices[:most]
+    is_edge = exists[order]
+    return order.where(is_edge, -1).int(), flat[order].where(is_edge, 0)
 
 
 def _gate_set(positions: Int[Tensor, " best"], scores: Shaped[Tensor, " best"], shape: tuple[int, ...]) -> GateSet:

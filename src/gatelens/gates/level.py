@@ -230,6 +230,10 @@ class Level(ABC, Generic[S]):
     def attribute_numbers(self, model: Model, length: int) -> int:
         """How many numbers an `Attribution` and one of its passes hold for one prompt."""
 
+    def held_numbers(self, model: Model, length: int) -> int:
+        """How many numbers scores and rankings of a prompt hold until a job ends; 0 if prompts share their gates."""
+        return 0
+
     def rows_at_once(self, model: Model) -> int:
         """How many gates are patched in one piece of work."""
         return 16

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gatelens.errors import GatelensError, GatelensWarning
 from gatelens.gates import level_named
 from gatelens.gates.scores import Scores
+from gatelens.jobs.circuit_memory import held_numbers, require_memory
 from gatelens.jobs.circuit_tasks import CircuitTasks, circuit_tasks
 from gatelens.jobs.described import Dense, beside_dense, check_dense_one, describe_best, finished, name_of
 from gatelens.measures.circuit_result import CircuitResult, save_circuit
@@ -21,7 +23,7 @@ from gatelens.measures.effect import measure_curve, with_areas
 from gatelens.measures.example import PROMPT_SOURCES, save_example
 from gatelens.measures.score_check import Agreement, ScoreCheck, check_scores
 from gatelens.measures.stability import Stability, measure_stability
-from gatelens.measures.top_k import Circuits, circuit_numbers
+from gatelens.measures.top_k import Circuits
 from gatelens.measures.validity import Validity, complement_effect, overlap
 from gatelens.measures.whole_effect import behaviour_warning, noise_problem, whole_effect
 from gatelens.model import Model
@@ -37,7 +39,6 @@ from gatelens.tasks.base import CircuitTask
 from gatelens.tasks.batches import take
 
 CHECKED_PROMPTS = 8  # exact patching is expensive: a check uses few prompts, the same ones on both sides
-_ESTIMATED_LENGTH = 32  # tokens of a prompt, for the memory estimate
 
 
 def find_circuit(
@@ -73,13 +74,11 @@ def find_circuit(
     tasks = circuit_tasks(model, task, settings, options)
     check_dense_one(dense, model, tasks.first)
     settings = settings.replace(n=len(tasks.first), seed=tasks.first.seed, seeds=len(tasks.evaluated))
-    budget = Context(settings.memory_gb)
-    what = f"one prompt of {tasks.longest:,} tokens at the level {settings.level}"
-    budget.require(_least_numbers(model, settings, tasks.longest), what)
+    require_memory(model, tasks, settings)
     asked = request("circuit", model.identity(), settings, task=tasks.identity())
     with RunFolder(out, asked, progress, Processes(model.device)) as run:
         if run.complete and run.path is not None:
-            return finished(run.path, tasks.first, dense, budget)
+            return finished(run.path, tasks.first, dense, Context(settings.memory_gb))
         result, circuits = _find(model, tasks, settings, dense, run)
         run.finish(_save(result, model, circuits, run.path) if run.path is not None and is_main() else {})
     return result
@@ -89,7 +88,8 @@ def _find(
     model: Model, tasks: CircuitTasks, settings: CircuitSettings, dense: Dense | None, run: RunFolder
 ) -> tuple[CircuitResult, list[Circuits]]:
     """The result of a job, and the circuits of each task seed."""
-    seed_contexts = [_context(run, settings, f"seed-{seeded.seed}") for seeded in tasks.evaluated]
+    context_of = partial(_context, run, settings, held_numbers(model, tasks, settings))
+    seed_contexts = [context_of(f"seed-{seeded.seed}") for seeded in tasks.evaluated]
     # 1. Whether there is an effect to explain.
     try:
         _check_effect(model, tasks, settings, seed_contexts)
@@ -108,11 +108,11 @@ def _find(
     curve = with_areas(measure_curve(circuits, settings), circuits, scores, settings)
     curve = replace(curve, ranked_on=tasks.ranked_on)
     # 4. How far it can be trusted.
-    validity = _validate(circuits[0], scores, curve, settings, _context(run, settings, "validity"))
-    tests = _test(circuits[0], scores[0], curve, settings, _context(run, settings, "tests"))
-    stability = _stability(circuits[0], curve, settings, _context(run, settings, "stability"))
+    validity = _validate(circuits[0], scores, curve, settings, context_of("validity"))
+    tests = _test(circuits[0], scores[0], curve, settings, context_of("tests"))
+    stability = _stability(circuits[0], curve, settings, context_of("stability"))
     # 5. What the best heads do.
-    context = _context(run, settings, "heads")
+    context = context_of("heads")
     heads = describe_best(model, tasks.first, scores[0], settings.describe, context)
     heads = beside_dense(heads, tasks.first, dense, context)
     result = CircuitResult(
@@ -133,15 +133,17 @@ def _find(
     return result, circuits
 
 
-def _context(run: RunFolder, settings: CircuitSettings, part: str) -> Context:
-    """The context of one part of the work. All processes share its pieces.
+def _context(run: RunFolder, settings: CircuitSettings, held: int, part: str) -> Context:
+    """The context of one part of the work, with what the numbers that are held leave of the memory budget.
+
+    All processes share its pieces.
 
     Pieces are batches, which another memory budget or number of processes would cut differently.
     """
     assert run.processes is not None
     shared = f"-{run.processes.count}-processes" if run.processes.count > 1 else ""
     context = run.context(settings.memory_gb, f"{settings.memory_gb:g}-gb{shared}/{part}")
-    return replace(context, processes=run.processes)
+    return replace(context.without(held), processes=run.processes)
 
 
 def _save(result: CircuitResult, model: Model, circuits: Sequence[Circuits], folder: Path) -> dict[str, Any]:
@@ -172,23 +174,6 @@ def score(
     settings = settings or CircuitSettings()
     method, level = settings.chosen_method, level_named(settings.level)
     return method.score(level, model, task, settings.method_settings, context=context or Context())
-
-
-def memory_estimate(model: Model, settings: CircuitSettings) -> tuple[float, float]:
-    """Peak memory of a job.
-
-    Returns:
-        GB of the weights, and GB of runs: the budget or, if that is more, what one prompt of 32 tokens needs, because a
-        run cannot be cut below one prompt.
-    """
-    weights = sum(p.numel() * p.element_size() for p in model.hf.parameters()) / 1e9
-    return weights, max(settings.memory_gb, 4 * _least_numbers(model, settings, _ESTIMATED_LENGTH) / 1e9)
-
-
-def _least_numbers(model: Model, settings: CircuitSettings, length: int) -> int:
-    """How many numbers a job holds if it runs one prompt at a time: a run cannot be cut any further."""
-    level = level_named(settings.level)
-    return max(circuit_numbers(level, model, length), level.attribute_numbers(model, length))
 
 
 def _check_effect(model: Model, tasks: CircuitTasks, settings: CircuitSettings, contexts: Sequence[Context]) -> None:

@@ -61,6 +61,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise GatelensError(f"reading {gguf.name} needs {' and '.join(missing)}: run `pip install 'gatelens[gguf]'`.")
     file = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
+        _refuse_missing_blocks(gguf)
         with quiet():
             tokenizer = adding_first_token(AutoTokenizer.from_pretrained(**file), _asks_for_first_token(gguf))
             hf, info = AutoModelForCausalLM.from_pretrained(**file, dtype=torch.float32, output_loading_info=True)
@@ -81,6 +82,20 @@ def _convert(gguf: Path, folder: Path) -> None:
     with quiet():
         unquantised.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _refuse_missing_blocks(gguf: Path) -> None:
+    """Raise an error if the header counts more blocks than the file has, before the model is made, which takes long."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf)
+    found = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
+    for name, field in reader.fields.items():
+        if name.endswith(".block_count") and (counted := int(field.parts[field.data[0]][0])) > len(found):
+            raise GatelensError(
+                f"{gguf} counts {counted:,} blocks in its header and has the weights of {len(found):,}: copy the file "
+                "again, or convert the model again."
+            )
 
 
 def _asks_for_first_token(gguf: Path) -> bool | None:

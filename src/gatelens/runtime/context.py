@@ -66,7 +66,7 @@ class Context:
         """The same context with what is left of the budget beside these float32 numbers; at least a tenth of it."""
         return self.with_memory(max(self.memory_gb - 4e-9 * numbers, self.memory_gb / 10))
 
-    def require(self, numbers: int, what: str) -> None:
+    def require(self, numbers: int, what: str, remedy: str = "shorter prompts") -> None:
         """Raise an error if work that cannot be cut any further does not fit into the memory budget.
 
         Budgets below `LEAST_GB` are not enforced: the process itself takes more.
@@ -74,12 +74,13 @@ class Context:
         Arguments:
             numbers: how many float32 numbers the work holds.
             what: what it is, for the error, such as "one prompt of 4,000 tokens".
+            remedy: what would also help, for the error.
         """
         needed = 4e-9 * numbers
         if needed > max(self.memory_gb, LEAST_GB):
             raise GatelensError(
                 f"{what} needs about {needed:.1f} GB, and the memory budget is {self.memory_gb:g} GB: give a budget of "
-                f"at least {math.ceil(10 * needed) / 10:g} GB (--memory-gb), or shorter prompts."
+                f"at least {math.ceil(10 * needed) / 10:g} GB (--memory-gb), or {remedy}."
             )
 
     def with_memory(self, memory_gb: float) -> Context:

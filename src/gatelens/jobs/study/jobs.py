@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gatelens.jobs._task import Task
-from gatelens.jobs.circuit import find_circuit, memory_estimate
+from gatelens.jobs.circuit import find_circuit
 from gatelens.jobs.circuit_cost import circuit_forwards
+from gatelens.jobs.circuit_memory import memory_estimate
 from gatelens.jobs.roles import find_roles, roles_forwards
 from gatelens.measures.areas import AreaColumns, area_columns
 from gatelens.measures.circuit_result import CircuitResult, load_circuit, record_dense
