@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from families import CONFIGS, tiny_float64
+from families import CONFIGS, prompts, tiny_float64
 from torch import Tensor
 from toys import off, parts_of, plain_run, planted, planted_task, random_task
 
 from gatelens.gates import ATTENTION, EDGES, HEADS
+from gatelens.gates.attention_runs import capture_attention
 from gatelens.gates.edges import EdgeScores
+from gatelens.gates.query_key import QueryKeyEdges
 from gatelens.methods.atp_star import attribute_with_corrections
 from gatelens.methods.attribution import attribute
 from gatelens.methods.patching import patch
 from gatelens.model import Model
 from gatelens.model.graph import Graph
+from gatelens.sparse.in_model import make_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
 
 
@@ -117,6 +120,32 @@ def test_a_head_with_one_attention_edge_is_that_edge(name: str) -> None:
     heads = attribute_with_corrections(HEADS, model, task).scores
     assert off(attribute_with_corrections(ATTENTION, model, task).by_head(), heads) < 1e-5
     assert torch.isfinite(attribute_with_corrections(EDGES, model, task).scores).all()
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_edges_into_queries_and_keys_move_the_gates_of_a_sparse_model(side: str) -> None:
+    """Where the scores are 0, only the offsets of one side depend on the prompt. So without the embedding's difference,
+    a head has the open weights of the corrupt prompt.
+    """
+    model, generator = tiny_float64("llama", num_hidden_layers=1), torch.Generator().manual_seed(0)
+    shape = (1, model.n_heads, model.anatomy.width)
+    model.hf.model.layers[0].self_attn.get_submodule("k_proj" if side == "query" else "q_proj").weight.zero_()
+    make_sparse(model.hf, 1.2, gate="probability", **{side: 0.3 * torch.randn(shape, generator=generator)})
+    clean, corrupt = prompts(rows=2, length=6), prompts(rows=2, length=6, seed=1)
+    with_clean, with_corrupt = (capture_attention(model, tokens) for tokens in (clean, corrupt))
+    lost, values = with_clean.weights[0] - with_corrupt.weights[0], with_clean.values[0]
+    assert 0 < lost.ne(0).float().mean() < 1
+    gradient = torch.randn(2, 6, model.n_heads * model.anatomy.head_dim, generator=generator, dtype=torch.float64)
+    by_head = gradient.unflatten(-1, (model.n_heads, -1))
+    expected = torch.einsum("phij,phjd,pihd->ph", lost, values.double(), by_head)
+    graph = Graph.of(model.anatomy)
+    differences = torch.zeros(graph.n_sources, *clean.shape, model.anatomy.width, dtype=torch.float64)
+    differences[0] = model.hf.model.embed_tokens(clean) - model.hf.model.embed_tokens(corrupt)
+    queries, keys = QueryKeyEdges(model, clean, differences).products([{0: gradient}])
+    found = (queries if side == "query" else keys).products
+    if side == "key":
+        expected = expected.unflatten(-1, (model.n_kv_heads, -1)).sum(-1)
+    torch.testing.assert_close(found[0, :, 0], expected)
 
 
 def test_saturated_attention_is_seen() -> None:
