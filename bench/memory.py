@@ -156,9 +156,19 @@ def effect(model: Model, task: CircuitTask) -> object:
     return edges_effect(model, task, edges, context=Context(BUDGET_GB))
 
 
+def tasks(model: Model, task: CircuitTask) -> object:
+    """The job of `gatelens tasks`. It has no option for its budget, because it holds the logits of one batch only."""
+    from transformers import AutoTokenizer
+
+    from gatelens.tasks.preview import preview
+
+    return preview(replace(model, tokenizer=AutoTokenizer.from_pretrained(TOKENIZER)), task, show=0)
+
+
 JOBS: dict[str, Callable[[Model, CircuitTask], object]] = {
     **{f"circuit, {level}": circuit(level, "eap") for level in LEVELS},
     "circuit, heads by patching": circuit("heads", "patching"),
+    "tasks": tasks,
     "effect": effect,
     "gate": roles,
     "contrast": contrast,

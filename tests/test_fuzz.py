@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz.harness import attempt, check
 from fuzz.targets import TARGETS, Target
 
-INPUTS = 120
+INPUTS = 300
 
 
 @pytest.mark.parametrize("kind", TARGETS)
