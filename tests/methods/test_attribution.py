@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from gatelens.methods.patching import patch_attention, patch_edges, patch_heads
 from gatelens.methods.registry import method_named
 from gatelens.model.graph import Graph
 from gatelens.runtime.context import Context
+from gatelens.runtime.journal import Journal
 from gatelens.sparse.in_model import make_sparse
 from gatelens.tasks.base import Bucket, CircuitTask
 from gatelens.tasks.batches import select
@@ -183,6 +186,23 @@ class TestSplitting:
         method = LEVELS[level][kind]
         model, task = tiny("llama", num_hidden_layers=2), random_task(n=3, lengths=(4, 3))
         assert off(numbers(method(model, task, context=Context(1e-9))), numbers(method(model, task))) < 1e-5
+
+    def test_the_scores_of_a_batch_are_dropped_once_they_are_added(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, task = tiny("gpt2"), random_task(n=6, lengths=(6,))
+        pieces: list[weakref.ref[Tensor]] = []
+        held: list[int] = []
+        own = Journal.piece
+
+        def piece(*arguments: Any) -> Tensor:
+            value = own(*arguments)
+            pieces.append(weakref.ref(value))
+            held.append(sum(each() is not None for each in pieces))
+            return value
+
+        monkeypatch.setattr(Journal, "piece", piece)
+        attribute_edges(model, task, context=Context(1e-9))
+        assert len(held) == 6
+        assert max(held) <= 2  # the piece before is dropped when the new one is bound
 
     @pytest.mark.parametrize("steps", [1, 3])
     def test_order(self, steps: int) -> None:

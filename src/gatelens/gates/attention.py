@@ -6,7 +6,7 @@ query and, in a sparse model, open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -187,7 +187,8 @@ class Attention(Level[AttentionScores]):
     def attribution(self, model: Model, batch: Bucket, metric: Metric) -> AttentionAttribution:
         return AttentionAttribution(model, batch, metric)
 
-    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> AttentionScores:
+    def attributed(self, model: Model, task: CircuitTask, pieces: Iterable[Tensor], method: str) -> AttentionScores:
+        pieces = list(pieces)
         # Joined one by one: a view of a piece with both would keep twice the memory.
         scores = join(task, [piece[:, 0] for piece in pieces])
         edges = join(task, [piece[:, 1].bool() for piece in pieces])

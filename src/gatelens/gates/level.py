@@ -201,8 +201,8 @@ class Level(ABC, Generic[S]):
     # Scores
 
     @abstractmethod
-    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
-        """Scores from what was saved of each batch (`Attribution.piece`)."""
+    def attributed(self, model: Model, task: CircuitTask, pieces: Iterable[Tensor], method: str) -> S:
+        """Scores from what was saved of each batch (`Attribution.piece`). Pieces that add up are not held together."""
 
     @abstractmethod
     def patched(self, model: Model, task: CircuitTask, gates: PatchedGates) -> S:

@@ -45,7 +45,7 @@ def attribute_batches(
         attribution = level.on(task, batch).attribution(model, batch, lambda logits: task.differentiated(logits, batch))
         return attribution.piece(scores(attribution))
 
-    pieces = context.pieces([(f"{level.name}-{i}", partial(piece, batch)) for i, batch in enumerate(parts)])
+    pieces = context.each_piece([(f"{level.name}-{i}", partial(piece, batch)) for i, batch in enumerate(parts)])
     return level.attributed(model, task, pieces, method)
 
 

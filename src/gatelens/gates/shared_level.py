@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -81,8 +81,11 @@ class SharedLevel(Level[S]):
     def make_scores(self, graph: Graph, method: str, tensors: ScoreTensors) -> S:
         """The scores of this level, from tensors that have the shape of its gates."""
 
-    def attributed(self, model: Model, task: CircuitTask, pieces: Sequence[Tensor], method: str) -> S:
-        scores, magnitudes, squares = torch.stack(list(pieces)).sum(0) / len(task)
+    def attributed(self, model: Model, task: CircuitTask, pieces: Iterable[Tensor], method: str) -> S:
+        total = torch.zeros(())
+        for piece in pieces:
+            total = total + piece
+        scores, magnitudes, squares = total / len(task)
         errors = standard_errors(scores, squares, len(task))
         tensors = ScoreTensors(scores, magnitudes=magnitudes, errors=errors)
         return self.make_scores(Graph.of(model.anatomy), method, tensors)

@@ -45,7 +45,7 @@ def flow_routes(model: Model, task: CircuitTask, *, context: Context | None = No
     context = context or Context()
     parts = batches(task, lambda length: EDGES.closed_numbers(model, length), context)
     context.begin("score edges", len(parts))
-    pieces = context.pieces([(f"edges-{i}", partial(_piece, model, batch)) for i, batch in enumerate(parts)])
+    pieces = context.each_piece([(f"edges-{i}", partial(_piece, model, batch)) for i, batch in enumerate(parts)])
     return EDGES.attributed(model, task, pieces, "ifr")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -129,6 +129,14 @@ class Context:
         gathered = self.processes.gather(own, len(named))
         self.journal.reach(before + len(named))
         return gathered
+
+    def each_piece(self, named: Sequence[tuple[str, Callable[[], Tensor]]]) -> Iterator[Tensor]:
+        """The same as `pieces`, one after the other: one process holds only one of them. Several processes hold all."""
+        if self.n_processes > 1:
+            yield from self.pieces(named)
+        else:
+            for name, compute in named:
+                yield self.journal.piece(name, compute)
 
 
 UNLIMITED = Context(memory_gb=math.inf)
