@@ -166,8 +166,9 @@ def description(rows: list[dict[str, Any]]) -> str:
         f"`python -m bench.large` on: {'; '.join(machines)}. Random weights in bfloat16, one thread. One prompt of "
         f"{LENGTH} tokens; EAP-IG has {STEPS} steps, the curve {POINTS} points, the training step one sequence of "
         f"{TRAINED} tokens. Time is processor time of this process, and a forward is a plain forward of the same "
-        "prompt with all logits. Peak memory is that of anonymous pages, above that before the job; weights "
-        "are mapped from files. The estimate is the one that gatelens makes before the job."
+        "prompt with all logits. Peak memory is that of anonymous pages, above that before the job, so a "
+        "job that fits into memory which an earlier forward has freed shows hardly any; weights are mapped from files. "
+        "The estimate is the one that gatelens cuts batches by; that of the training step is made by this benchmark."
     )
 
 
