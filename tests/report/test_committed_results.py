@@ -6,12 +6,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 from gatelens.report.page import write_report
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir() and path.name != "bench")
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +39,8 @@ def test_a_fresh_clone_can_be_reported(name: str, clone: Path, tmp_path: Path) -
     assert report.figures > 0
     cells, trainings = folder.glob("cells/*/asked.json"), folder.glob("*/judged.csv")
     assert len(report.runs) == len([*cells, *trainings])
+    # Nothing is drawn at the edges of a figure, so nothing is cut off.
+    for figure in tmp_path.glob("report/figures/*.png"):
+        pixels = matplotlib.image.imread(figure)[..., :3]
+        edges = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        assert edges.min() > 0.9, figure.name

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from families import prompts, tiny
+from huggingface_hub import HfApi
 
 import gatelens
 from gatelens.model import Model
@@ -40,3 +46,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Model:
     model.hf.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     return gatelens.load(folder, check=False)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Make a function stand for `datasets.load_dataset`, and a hub that has every data set."""
+
+    def replace(load_dataset: Callable[..., Any]) -> None:
+        module = types.ModuleType("datasets")
+        module.load_dataset = load_dataset  # type: ignore[attr-defined]
+        module.__spec__ = importlib.util.spec_from_loader("datasets", None)
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        monkeypatch.setattr(HfApi, "dataset_info", lambda *_: None)
+
+    return replace

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import itertools
 import json
-import sys
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +62,7 @@ def sparse() -> Model:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def taken(serve: Callable[[Callable[..., Any]], None]) -> list[int]:
     """The rows taken, so far, of a data set without end."""
     rows: list[int] = []
 
@@ -75,10 +72,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             rows.append(number)
             yield {"text": f"t{3 + number % 90} t5 t6"}
 
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
-    module.__spec__ = importlib.util.spec_from_loader("datasets", None)
-    monkeypatch.setitem(sys.modules, "datasets", module)
+    serve(load_dataset)
     return rows
 
 

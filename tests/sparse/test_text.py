@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_long_documents_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(sequences(tokenizer(), path, 5), whole)
 
 
-def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_streamed_no_further_than_needed(serve: Callable[[Callable[..., Any]], None]) -> None:
     asked: list[Any] = []
     read = []
 
@@ -79,11 +78,7 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
             read.append(number)
             yield {"text": f"t{number}"}
 
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
-    module.__spec__ = importlib.util.spec_from_loader("datasets", None)
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setattr(HfApi, "dataset_info", lambda *_: None)
+    serve(load_dataset)
     assert sequences(tokenizer(), "wikitext:wikitext-2-raw-v1:test", 4, n_sequences=2).tolist() == [
         [3, 2, 4, 2],
         [5, 2, 6, 2],
@@ -92,19 +87,18 @@ def test_a_data_set_is_streamed_no_further_than_needed(monkeypatch: pytest.Monke
     assert read == [3, 4, 5, 6]
     next(documents("someone/data"))
     assert asked[-1] == ("someone/data", None, "train", True)
-    module.load_dataset = lambda *_, **__: [{"text": "t3"}, {"text": None}]  # type: ignore[attr-defined]
+    serve(lambda *_, **__: [{"text": "t3"}, {"text": None}])
     with pytest.raises(GatelensError, match="record 2 of the data set someone/data has no field 'text' with a string"):
         list(documents("someone/data"))
 
 
-def test_a_data_set_that_the_hub_does_not_have_is_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_that_the_hub_does_not_have_is_not_streamed(
+    serve: Callable[[Callable[..., Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: HfApi, address: str) -> None:
         raise ConnectionError(f"no answer for {address}")
 
-    module = types.ModuleType("datasets")
-    module.load_dataset = lambda *_, **__: pytest.fail("the data set was streamed")  # type: ignore[attr-defined]
-    module.__spec__ = importlib.util.spec_from_loader("datasets", None)
-    monkeypatch.setitem(sys.modules, "datasets", module)
+    serve(lambda *_, **__: pytest.fail("the data set was streamed"))
     monkeypatch.setattr(HfApi, "dataset_info", refuse)
     with pytest.raises(GatelensError, match=r"no file or folder missing, and .* \(no answer for missing\)"):
         next(documents("missing"))

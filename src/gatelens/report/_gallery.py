@@ -29,6 +29,7 @@ from gatelens.report._plans import (
 from gatelens.report._runs import Runs
 from gatelens.report._summary import Group, summarise
 from gatelens.report.figures import save_figure
+from gatelens.report.figures._saving import lay_out
 from gatelens.report.figures._training import has_keys
 from gatelens.runtime.files import write_csv
 
@@ -59,8 +60,7 @@ def draw_pictures(
         stem = f"{len(pictures) + 1:02}-{re.sub('[^a-z0-9]+', '-', plan.title.lower()).strip('-')[:60]}"
         try:
             figure = plan.draw()
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # the layout is done: it must not be computed again for every format
+            lay_out(figure)
             save_figure(figure, folder / stem, formats)
             write_csv(folder / f"{stem}.csv", *plan.table())
             width, height = (round(96 * inches) for inches in figure.get_size_inches())

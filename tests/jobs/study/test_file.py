@@ -299,8 +299,8 @@ def test_the_examples_are_studies(name: str, tmp_path: Path) -> None:
         assert {(cell.level, cell.settings.areas, cell.settings.per_query_head) for cell in study.cells} == {
             ("edges", "signed", True)
         }
-    elif name.startswith("methods"):  # five methods on four tasks, and five that take longer on two
-        assert len(study.cells) == len(study.models) * (5 * 4 + 5 * 2)
+    elif name.startswith("methods"):  # heads: five on four tasks and five on two; edges: five on two
+        assert len(study.cells) == len(study.models) * (5 * 4 + 5 * 2 + 5 * 2)
         learned = {cell.settings.method for cell in study.cells if cell.settings.method_options == ("updates=50",)}
         assert learned == {"edge-pruning", "ugs"}
     else:

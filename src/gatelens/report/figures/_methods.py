@@ -45,7 +45,7 @@ def methods_figure(lines: Sequence[MethodLine]) -> Figure:
         axis.set_title(wrapped(task_title(task), 2.0))
         axis.grid(axis="x")
         for line in (line for line in lines if line.task == task):
-            place = methods.index(line.method) + 0.24 * (models.index(line.model) - (len(models) - 1) / 2) / len(models)
+            place = methods.index(line.method) + 0.6 * (models.index(line.model) - (len(models) - 1) / 2) / len(models)
             _draw(axis, line, place, styles[line.model][0])
     axes[0].set_yticks(range(len(methods)), [shown(method) for method in methods])
     axes[0].set_ylim(len(methods) - 0.5, -0.5)
@@ -55,7 +55,8 @@ def methods_figure(lines: Sequence[MethodLine]) -> Figure:
         Line2D([], [], color=styles[model][0], marker="o", markersize=4, linestyle="", label=shown(model))
         for model in models
     ]
-    handles.append(Line2D([], [], color="0.4", marker="x", markersize=4, linestyle="", label="not reached"))
+    if any(line.count is None for line in lines):
+        handles.append(Line2D([], [], color="0.4", marker="x", markersize=4, linestyle="", label="not reached"))
     above.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return figure
 

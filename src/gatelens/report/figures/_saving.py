@@ -15,6 +15,7 @@ from gatelens.runtime.files import replacing
 from gatelens.runtime.settings import unknown_name
 
 FORMATS = ("png", "svg", "pdf")
+DPI = 200  # of png files
 _WITHOUT_DATE = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 
 
@@ -39,10 +40,21 @@ def save_figure(figure: Figure, path: str | Path, formats: Sequence[str] = ("png
             # All files are drawn before the first one replaces an older file.
             temporaries = [replacements.enter_context(replacing(file)) for file in files]
             for temporary, kind in zip(temporaries, formats, strict=True):
-                figure.savefig(temporary, format=kind, dpi=200, metadata=_WITHOUT_DATE[kind])
+                figure.savefig(temporary, format=kind, dpi=DPI, metadata=_WITHOUT_DATE[kind])
     except OSError as error:
         raise GatelensError(f"cannot write the figure {path} ({error.strerror}): give another folder.") from error
     return files
+
+
+def lay_out(figure: Figure) -> None:
+    """Compute the layout of a figure once, so that `save_figure` does not compute it again for every format.
+
+    It is computed in the style and at the resolution of the files: both decide how wide texts are, and which ticks fit.
+    """
+    figure.set_dpi(DPI)
+    with matplotlib.rc_context(STYLE):
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 def check_formats(formats: Sequence[str]) -> None:
