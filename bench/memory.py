@@ -126,8 +126,8 @@ def contrast(model: Model, task: CircuitTask) -> object:
 
     examples = as_responses(task)
     n = len(examples) // 2
-    if n < 2:  # the first, small call: two examples for each task
-        examples, n = as_responses(random_task(4)), 2
+    if n < 4:  # the first, small call: four examples for each task, of which one is held out
+        examples, n = as_responses(random_task(8)), 4
     keep, lose = split(examples, n)
     settings = TwoTaskSettings(seeds=2, updates=2, batch=min(64, n), n=n, memory_gb=BUDGET_GB)
     return find_contrast(model, keep, lose, settings)
