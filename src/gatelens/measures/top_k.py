@@ -98,9 +98,8 @@ class Circuits:
         """
         if not self._constants:
             if self.source == "optimal":
-                alone = (
-                    self.context.alone()
-                )  # every process fits them, on batches that do not depend on how many there are
+                # Every process fits them, on batches that do not depend on the number of processes.
+                alone = self.context.alone()
                 prompts = self._batches_of(self.fitted_on or self.task, alone)
                 constants = self.level.optimal(self.model, prompts, alone.part("constants"))
             else:

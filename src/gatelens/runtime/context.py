@@ -120,23 +120,23 @@ class Context:
             named: the name of each piece, and how it is computed.
             shape: if given, a saved piece of another shape is computed again.
         """
+        return list(self.each_piece(named, shape))
+
+    def each_piece(
+        self, named: Sequence[tuple[str, Callable[[], Tensor]]], shape: tuple[int, ...] | None = None
+    ) -> Iterator[Tensor]:
+        """The same as `pieces`, one after the other: one process holds only one of them. Several processes hold all."""
         if self.processes is None or self.n_processes == 1:
-            return [self.journal.piece(name, compute, shape) for name, compute in named]
+            for name, compute in named:
+                yield self.journal.piece(name, compute, shape)
+            return
         before, own = self.journal.done, []
         for number in self.processes.share(len(named)):
             own.append(self.journal.piece(*named[number], shape))
             self.journal.reach(before + min(len(own) * self.processes.count, len(named)))  # the others are as far
         gathered = self.processes.gather(own, len(named))
         self.journal.reach(before + len(named))
-        return gathered
-
-    def each_piece(self, named: Sequence[tuple[str, Callable[[], Tensor]]]) -> Iterator[Tensor]:
-        """The same as `pieces`, one after the other: one process holds only one of them. Several processes hold all."""
-        if self.n_processes > 1:
-            yield from self.pieces(named)
-        else:
-            for name, compute in named:
-                yield self.journal.piece(name, compute)
+        yield from gathered
 
 
 UNLIMITED = Context(memory_gb=math.inf)

@@ -43,10 +43,8 @@ def writing(path: Path) -> Iterator[None]:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         if isinstance(error, FileNotFoundError):
-            remedy = (
-                "The folder does not exist, or was removed in the meantime: run the same command again to start from "
-            )
-            remedy += "the beginning"
+            remedy = "The folder does not exist, or was removed in the meantime: run the same command again to start "
+            remedy += "from the beginning"
         else:
             remedy = "Everything that was written before is complete: free some disk space and run the same command "
             remedy += "again to resume"
